@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use dialects::Dialect;
 use dialects::gates::FeatureGates;
+use dialects::registers::HamiForm;
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
@@ -76,7 +77,7 @@ enum Command {
     },
     /// Offer the node's GPUs to its kubelet, in parts, and hold the containers that get them to their limits
     Node {
-        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami
+        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami, vgpu-rs
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
         /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory;
@@ -95,6 +96,12 @@ enum Command {
         /// How often a GPU's memory may be promised; what does not fit is placed on the host
         #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
         memory_scaling: u32,
+        /// vgpu.rs's list of GPUs, by which a pod's TFLOPS are a part of one
+        #[arg(long, value_name = "FILE", env = "TENSOR_FUSION_GPU_INFO_PATH")]
+        gpu_info: Option<PathBuf>,
+        /// In which form the node's devices are told to HAMi's scheduler: json, or fields for older versions
+        #[arg(long, value_name = "FORM", default_value = HamiForm::Json.name())]
+        hami_registration: HamiForm,
         /// The name of this node in its cluster. With it pods are read from the API server, which says more of them than
         /// the kubelet; the node's devices are written there, and events
         #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -119,9 +126,13 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
         /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
-        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
+        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file;
+        /// mounts names them and mounts the driver's libraries, for runtimes that know nothing of NVIDIA's
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
+        /// The node's folder with libcuda.so.1, for --devices mounts [default: where drivers are installed]
+        #[arg(long, value_name = "DIR")]
+        driver: Option<PathBuf>,
         /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
         /// broken, else with 1. Nothing is changed
         #[arg(long)]
@@ -247,6 +258,8 @@ fn main() -> ExitCode {
             memory_factor,
             cores_scaling,
             memory_scaling,
+            gpu_info,
+            hami_registration: hami,
             node_name,
             kubeconfig,
             kubelet_dir: kubelet,
@@ -255,6 +268,7 @@ fn main() -> ExitCode {
             install,
             daemon,
             devices,
+            driver,
             check,
             json,
             nvml,
@@ -274,7 +288,10 @@ fn main() -> ExitCode {
                 library,
                 daemon,
                 devices,
+                driver,
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
+                gpu_info,
+                hami,
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
             if check {

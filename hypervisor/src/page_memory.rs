@@ -37,6 +37,9 @@ const PAGES: usize = 1024;
 const ERRAND: Duration = Duration::from_secs(1);
 const MOST_ERRANDS: usize = 8;
 
+/// As many characters of what a session is called are told.
+const LONGEST: usize = 128;
+
 /// Bytes, by kind.
 pub(crate) type ByKind = [u64; MemoryKind::ALL.len()];
 
@@ -111,9 +114,16 @@ pub(crate) struct Sample {
     pub(crate) at: Option<Instant>,
     /// Containers of pods, as people know them.
     pub(crate) names: BTreeMap<ContainerId, PodContainer>,
+    /// What people call sessions, by the names of their folders.
+    pub(crate) called: BTreeMap<Owner, BTreeMap<String, String>>,
 }
 
 impl Sample {
+    /// What people call a session, if it was given a name.
+    pub(crate) fn called(&self, owner: &Owner, session: &str) -> Option<&str> {
+        self.called.get(owner)?.get(session).map(String::as_str)
+    }
+
     /// What the pages of one session say, by device.
     pub(crate) fn of<'a>(
         &'a self,
@@ -192,6 +202,27 @@ pub(crate) struct Registered {
     pub(crate) processes: Vec<ProcessIdentity>,
 }
 
+/// What is seen of one session.
+struct Seen {
+    pages: usize,
+    summary: SessionSummary,
+    called: Option<String>,
+}
+
+impl Seen {
+    fn of(found: &Found) -> Self {
+        let called = found.settings().and_then(|settings| settings.name);
+        let called = called.filter(|called| is_tellable(called));
+        Self { pages: found.pages.len(), summary: SessionSummary::of(found), called }
+    }
+}
+
+/// Its user can write there what it likes.
+fn is_tellable(called: &str) -> bool {
+    let length = called.chars().count();
+    (1..=LONGEST).contains(&length) && !called.chars().any(char::is_control)
+}
+
 /// A look at all pages.
 #[derive(Default)]
 struct Looked {
@@ -210,9 +241,13 @@ impl Looked {
         fits
     }
 
-    fn add(&mut self, owner: Owner, name: &str, pages: usize, summary: &SessionSummary) {
+    fn add(&mut self, owner: Owner, name: &str, seen: Seen) {
+        let Seen { pages, summary, called } = seen;
         *self.of_user.entry(owner.uid).or_default() += pages;
         self.all += pages;
+        if let Some(called) = called {
+            self.sample.called.entry(owner).or_default().insert(name.to_owned(), called);
+        }
         for (uuid, device) in &summary.devices {
             let (session, uuid) = (name.to_owned(), *uuid);
             let key = PageKey { owner, session, uuid };
@@ -226,15 +261,15 @@ impl Looked {
             if !self.fits(found.uid, found.pages.len()) {
                 continue;
             }
-            let summary = SessionSummary::of(found);
-            if !(found.owned || summary.is_in_use()) {
+            let seen = Seen::of(found);
+            if !(found.owned || seen.summary.is_in_use()) {
                 continue;
             }
             // The daemon knows a session by the last part of its name, as its processes tell it.
             let name = found.name.rsplit('/').next().unwrap_or(&found.name);
             let owner = Owner { uid: found.uid, ..*daemon };
             self.here.insert((owner, name.to_owned()));
-            self.add(owner, name, found.pages.len(), &summary);
+            self.add(owner, name, seen);
         }
     }
 
@@ -247,22 +282,22 @@ impl Looked {
         }
         let look = move || {
             let (found, process) = elsewhere::find(owner.uid, &name, &processes).ok()?;
-            let summary = SessionSummary::of(&found);
+            let seen = Seen::of(&found);
             // Whoever has its id now may be in another container.
-            process.is_running().then_some((found.pages.len(), summary))
+            process.is_running().then_some(seen)
         };
         let (name, seen) = (key.1.clone(), errands.run(key, look));
-        if let Some((pages, summary)) = seen
-            && self.fits(owner.uid, pages)
+        if let Some(seen) = seen
+            && self.fits(owner.uid, seen.pages)
         {
-            self.add(owner, &name, pages, &summary);
+            self.add(owner, &name, seen);
         }
     }
 }
 
 /// Looks at containers, each by a thread of its own. One that takes too long is left alone, and what it was to look at
 /// is not looked at again before it comes back.
-struct Errands<T = (usize, SessionSummary)> {
+struct Errands<T = Seen> {
     away: BTreeMap<(Owner, String), Receiver<Option<T>>>,
     patience: Duration,
 }
@@ -375,6 +410,21 @@ mod tests {
         let sample = Sample { sessions: keys.map(figures).into(), ..Sample::default() };
         let of = |uid, session| sample.of(&Owner::user(uid), session).count();
         assert_eq!([of(1, "a"), of(1, "aa"), of(2, "a"), of(2, "b"), of(3, "a")], [2, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn what_a_session_is_called_is_told_where_it_is_a_name() {
+        for called in ["train", "my train/2", &"ä".repeat(LONGEST)] {
+            assert!(is_tellable(called), "{called}");
+        }
+        for called in ["", "a\nb", "a\u{1b}[2Jb", &"a".repeat(LONGEST + 1)] {
+            assert!(!is_tellable(called), "{called:?}");
+        }
+        let names = BTreeMap::from([("4711-1".to_owned(), "train".to_owned())]);
+        let called = BTreeMap::from([(Owner::user(1), names)]);
+        let sample = Sample { called, ..Sample::default() };
+        let of = |uid, session| sample.called(&Owner::user(uid), session);
+        assert_eq!((of(1, "4711-1"), of(1, "4711"), of(2, "4711-1")), (Some("train"), None, None));
     }
 
     #[test]

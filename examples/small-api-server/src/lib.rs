@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -67,6 +68,35 @@ struct State {
     forgotten: u64,
 }
 
+/// When something happens around a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It has come, and nothing has been done.
+    Asked,
+    /// It is done, and not answered.
+    Done,
+}
+
+/// Something that is to happen once.
+struct Act {
+    number: usize,
+    moment: Moment,
+    act: Box<dyn FnOnce() + Send>,
+}
+
+/// How many requests have come, and what is to happen at one of them.
+#[derive(Default)]
+struct Requests {
+    count: usize,
+    act: Option<Act>,
+}
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
 /// What it has, and what was written to it.
 #[derive(Clone, Debug)]
 pub struct Objects {
@@ -75,6 +105,7 @@ pub struct Objects {
     news: watch::Sender<()>,
     /// Paths with this end are not answered.
     silent: watch::Sender<Option<String>>,
+    requests: Arc<Mutex<Requests>>,
 }
 
 impl Default for Objects {
@@ -82,7 +113,8 @@ impl Default for Objects {
         // Version 0 means any.
         let state = State { version: 1, ..State::default() };
         let (news, silent) = (watch::Sender::new(()), watch::Sender::new(None));
-        Self { state: Arc::new(Mutex::new(state)), news, silent }
+        let requests = Arc::default();
+        Self { state: Arc::new(Mutex::new(state)), news, silent, requests }
     }
 }
 
@@ -180,6 +212,33 @@ fn merge(into: &mut Value, patch: &Value) {
 impl Objects {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At the request of that number from now on something happens, once.
+    pub fn at(&self, number: usize, moment: Moment, act: impl FnOnce() + Send + 'static) {
+        let mut requests = self.requests();
+        let number = requests.count + number;
+        requests.act = Some(Act { number, moment, act: Box::new(act) });
+    }
+
+    fn come_to(&self, number: usize, moment: Moment) {
+        let mut requests = self.requests();
+        let is_it = |act: &mut Act| act.number == number && act.moment == moment;
+        let due = requests.act.take_if(is_it);
+        drop(requests);
+        if let Some(due) = due {
+            (due.act)();
+        }
+    }
+
+    fn one_more(&self) -> usize {
+        let mut requests = self.requests();
+        requests.count += 1;
+        requests.count
     }
 
     fn tell(&self) {
@@ -362,16 +421,22 @@ async fn answer(request: &Request, body: Body, objects: Data<&Objects>) -> Respo
     let path = request.uri().path().to_owned();
     let query = request.uri().query().unwrap_or_default();
     objects.wait_for_speech(&path).await;
+    let number = objects.one_more();
+    objects.come_to(number, Moment::Asked);
     if request.method() != "GET" {
         let sent = body.into_vec().await.unwrap_or_default();
         let sent = serde_json::from_slice(&sent).unwrap_or_default();
         let (status, answer) = objects.write(request.method().as_str(), &path, sent);
+        objects.come_to(number, Moment::Done);
         return json_of(status, &answer);
     }
     if query.contains("watch=true") {
+        objects.come_to(number, Moment::Done);
         return Response::builder().body(Body::from_bytes_stream(objects.watch(path, query)));
     }
-    match objects.get(&path, query) {
+    let found = objects.get(&path, query);
+    objects.come_to(number, Moment::Done);
+    match found {
         Some(found) => json_of(StatusCode::OK, &found),
         None => {
             let (status, none) = said(StatusCode::NOT_FOUND, "NotFound");

@@ -62,6 +62,10 @@ message! {
         pub pod: Option<String>,
         /// Its name. Another user's session may have the same.
         pub name: String,
+        /// What people call it: the name that `sluice run --name` gave it, where the daemon sees its folder. Its user can write
+        /// there. Looked at every five seconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub called: Option<String>,
         /// Whether it has processes.
         pub presence: Presence,
         /// Whether it may use its devices.

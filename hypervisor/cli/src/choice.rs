@@ -256,6 +256,7 @@ mod tests {
             }),
             pod: None,
             name: name.to_owned(),
+            called: None,
             presence: api::Presence::Active,
             state: api::SessionState::Running,
             pids: vec![4_000_000],

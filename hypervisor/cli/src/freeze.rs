@@ -73,6 +73,7 @@ mod tests {
             container: None,
             pod: None,
             name: "a\u{1b}b".to_owned(),
+            called: None,
             presence: api::Presence::Active,
             state: SessionState::Running,
             pids: Vec::new(),

@@ -1,15 +1,17 @@
 //! Which parts of which GPUs a pod's containers have, in the texts of each dialect.
 
 use core::fmt::Write;
+use std::collections::BTreeMap;
 
 use limits::GpuId;
 
+use crate::Share;
 use crate::table::Dialect;
 
 /// What HAMi's and Volcano's texts call a GPU of NVIDIA.
 const NVIDIA: &str = "NVIDIA";
 
-/// A part of a GPU.
+/// A part of a GPU. Neither cores nor memory: a container's own words say how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The GPU's place on its node. Only VGPU-Manager says it.
@@ -20,6 +22,21 @@ pub struct Claim {
     pub cores: u64,
     /// Its memory.
     pub memory_mib: u64,
+}
+
+impl Claim {
+    /// A GPU, of which a container's own words say how much.
+    #[must_use]
+    pub const fn of(gpu: GpuId) -> Self {
+        Self { index: 0, gpu, cores: 0, memory_mib: 0 }
+    }
+
+    /// How much it is. `None`: a container's own words say it.
+    #[must_use]
+    pub fn share(&self) -> Option<Share> {
+        let share = Share { cores: self.cores, memory_mib: self.memory_mib };
+        (share != Share::default()).then_some(share)
+    }
 }
 
 /// Those of a container.
@@ -57,10 +74,21 @@ pub enum ClaimError {
     /// It is about more containers than there are.
     #[error("the devices of container number {0} are named, and the pod has fewer")]
     NoContainer(usize),
+    /// It is another list.
+    #[error("{0}; {CONTAINER_GPUS} is accepted")]
+    Json(String),
+}
+
+impl ClaimError {
+    pub(crate) fn gpu_ids(text: &str) -> Self {
+        Self::Device { text: shown(text), form: GPU_LIST }
+    }
 }
 
 const VGPU_CONTAINER: &str = "NAME[DEVICE,...]";
 const VGPU_DEVICE: &str = "INDEX_UUID_CORES_MIB";
+const CONTAINER_GPUS: &str = "{\"CONTAINER\":[\"GPU-UUID\"]}";
+const GPU_LIST: &str = "UUID,UUID";
 const LISTED_DEVICE: &str = "UUID,NVIDIA,MIB,CORES";
 
 impl PodClaims {
@@ -76,6 +104,14 @@ impl PodClaims {
                 self.0.iter().map(one).collect::<Vec<_>>().join(";")
             }
             Dialect::Volcano => self.by_place(containers).join(";"),
+            Dialect::VgpuRs => {
+                let gpus = |of: &ContainerClaims| -> Vec<String> {
+                    of.claims.iter().map(|claim| claim.gpu.to_string()).collect()
+                };
+                let one = |of: &ContainerClaims| (of.container.clone(), gpus(of).into());
+                let all: serde_json::Map<_, serde_json::Value> = self.0.iter().map(one).collect();
+                serde_json::Value::Object(all).to_string()
+            }
             Dialect::Hami => {
                 let ended = |part: String| part + ";";
                 self.by_place(containers).into_iter().map(ended).collect()
@@ -118,6 +154,7 @@ impl PodClaims {
                 let parts = text.split(';').filter(|part| !part.is_empty());
                 parts.map(bracketed).collect::<Result<_, _>>().map(Self)
             }
+            Dialect::VgpuRs => listed_gpus(text).map(Self),
             Dialect::Volcano | Dialect::Hami => {
                 let mut all = Vec::new();
                 for (place, part) in text.split(';').enumerate() {
@@ -136,6 +173,26 @@ impl PodClaims {
             }
         }
     }
+}
+
+/// Spaces count for nothing, and neither does a container without GPUs.
+fn listed_gpus(text: &str) -> Result<Vec<ContainerClaims>, ClaimError> {
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let all: BTreeMap<String, Vec<String>> =
+        serde_json::from_str(text).map_err(|error| ClaimError::Json(error.to_string()))?;
+    let one = |(container, gpus): (String, Vec<String>)| {
+        let gpus = gpus.iter().map(|gpu| gpu.trim()).filter(|gpu| !gpu.is_empty());
+        let claim = |gpu: &str| match gpu.parse() {
+            Ok(gpu) => Ok(Claim::of(gpu)),
+            Err(_) => Err(ClaimError::Device { text: shown(gpu), form: "GPU-UUID" }),
+        };
+        let claims = gpus.map(claim).collect::<Result<_, _>>()?;
+        Ok(ContainerClaims { container: container.trim().to_owned(), claims })
+    };
+    let all: Vec<ContainerClaims> = all.into_iter().map(one).collect::<Result<_, _>>()?;
+    Ok(all.into_iter().filter(|of| !of.claims.is_empty()).collect())
 }
 
 fn underscored(claim: &Claim) -> String {
@@ -245,6 +302,27 @@ mod tests {
         assert_eq!((read.of("sidecar"), read.of("cont2")), (None, None));
     }
 
+    /// The form of vgpu.rs's own tests. Its scheduler writes UUIDs in lower case.
+    #[test]
+    fn vgpu_rs_names_gpus_and_no_amounts() {
+        let text = r#"{"container1":["GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec","GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"]}"#;
+        let claims = [
+            gpu("GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec"),
+            gpu("GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"),
+        ]
+        .map(Claim::of);
+        let pod = PodClaims(vec![one("container1", claims.to_vec())]);
+        assert_eq!(pod.write(Dialect::VgpuRs, &["container1"]), text);
+        assert_eq!(PodClaims::read(Dialect::VgpuRs, text, &[]), Ok(pod.clone()));
+        let spaced =
+            text.to_lowercase().replace("\"gpu", "\" gpu").replace("]}", r#"],"none":[" "]}"#);
+        assert_eq!(PodClaims::read(Dialect::VgpuRs, &spaced, &[]), Ok(pod));
+        assert_eq!(claims[0].share(), None);
+        let said = |text| PodClaims::read(Dialect::VgpuRs, text, &[]).unwrap_err().to_string();
+        assert!(said("x").ends_with(r#"{"CONTAINER":["GPU-UUID"]} is accepted"#));
+        assert!(said(r#"{"main":["GPU-aaaa"]}"#).starts_with("\"GPU-aaaa\" is no device"));
+    }
+
     #[test]
     fn other_texts_are_refused_and_other_makers_left_out() {
         let said =
@@ -280,8 +358,12 @@ mod tests {
             let pod = PodClaims(names.iter().zip(containers).map(|(name, claims)| one(name, claims)).collect());
             for dialect in Dialect::ALL {
                 let mut wanted = pod.clone();
-                if dialect != Dialect::VgpuManager {
-                    wanted.0.iter_mut().flat_map(|of| &mut of.claims).for_each(|claim| claim.index = 0);
+                for claim in wanted.0.iter_mut().flat_map(|of| &mut of.claims) {
+                    match dialect {
+                        Dialect::VgpuManager => {}
+                        Dialect::Volcano | Dialect::Hami => claim.index = 0,
+                        Dialect::VgpuRs => *claim = Claim::of(claim.gpu),
+                    }
                 }
                 let text = pod.write(dialect, &names);
                 prop_assert_eq!(PodClaims::read(dialect, &text, &names), Ok(wanted));

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod choice;
 pub mod claims;
 pub mod gates;
 pub mod needs;
@@ -13,7 +14,9 @@ pub mod pods;
 pub mod quantity;
 pub mod registers;
 pub mod table;
+pub mod vgpu_rs;
 
+pub use choice::Choice;
 pub use claims::{Claim, PodClaims};
 pub use needs::{MemoryNeed, Need, NeedError, Share};
 pub use registers::Registered;

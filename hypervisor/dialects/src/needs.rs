@@ -2,21 +2,30 @@
 
 use core::num::NonZeroU32;
 
+use limits::Priority;
+
 use crate::CORES;
 use crate::quantity::{QuantityError, whole};
 use crate::table::{Dialect, WORDS, Word};
+use crate::vgpu_rs::{self, AmountError};
+
+const MIB: u64 = 1 << 20;
 
 /// What a container asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// In whose words.
     pub dialect: Dialect,
-    /// On how many GPUs, each another one.
+    /// On how many GPUs, each another one. Of vgpu.rs: the number by which its pod is known.
     pub places: u64,
     /// How much of each one's time, in hundredths. 0: not said.
     pub cores: u64,
     /// How much of each one's memory.
     pub memory: MemoryNeed,
+    /// Whether others come first.
+    pub priority: Priority,
+    /// How many thousandths of a TFLOPS of each one. 0: not said.
+    pub milli_tflops: u64,
 }
 
 /// How much memory.
@@ -28,6 +37,8 @@ pub enum MemoryNeed {
     Units(u64),
     /// So many hundredths of the GPU's.
     Percent(u64),
+    /// So many MiB, whatever the memory factor is.
+    Mib(u64),
 }
 
 /// A part of a GPU.
@@ -50,6 +61,14 @@ pub enum NeedError {
         /// Why.
         source: QuantityError,
     },
+    /// An amount that is none.
+    #[error("the annotation {name}: {source}")]
+    Amount {
+        /// The annotation.
+        name: &'static str,
+        /// Why.
+        source: AmountError,
+    },
     /// Names of two dialects in one container.
     #[error("{0} and {1} are asked for in one container: the names of one dialect are accepted")]
     TwoDialects(&'static str, &'static str),
@@ -69,6 +88,14 @@ pub enum NeedError {
         /// How many.
         asked: u64,
     },
+    /// No such priority.
+    #[error("{name}: {asked} is no priority: 0 (high) and 1 (low) are accepted")]
+    Priority {
+        /// The resource.
+        name: &'static str,
+        /// What is asked for.
+        asked: u64,
+    },
     /// It cannot be counted.
     #[error("{asked} units of {factor} MiB are more than can be counted")]
     TooMuch {
@@ -80,20 +107,29 @@ pub enum NeedError {
 }
 
 impl Need {
-    /// What a container asks for whose `resources` have these values. `None`: no GPU, in any of these dialects.
+    /// What a container asks for whose words have these values, in its `resources` or in its pod's annotations. `None`:
+    /// no GPU, in any of these dialects.
     ///
     /// # Errors
     /// [`NeedError`]
     pub fn of<'a>(
         dialects: &[Dialect],
-        value: impl Fn(&str) -> Option<&'a str>,
+        value: impl Fn(Word, &str) -> Option<&'a str>,
     ) -> Result<Option<Self>, NeedError> {
         let mut found: Option<(&'static str, Self)> = None;
         for dialect in dialects {
-            let read = |wanted: Word| {
+            let said = |wanted: Word| {
                 let (.., name) =
                     WORDS.iter().find(|(of, word, _)| (of, *word) == (dialect, wanted))?;
-                let text = value(name)?;
+                Some((name, value(wanted, name)?))
+            };
+            let amount = |wanted: Word, read: fn(&str) -> Result<u64, AmountError>| {
+                // vgpu.rs takes an empty one for none.
+                let (name, text) = said(wanted).filter(|(_, text)| !text.trim().is_empty())?;
+                Some(read(text).map_err(|source| NeedError::Amount { name, source }))
+            };
+            let read = |wanted: Word| {
+                let (name, text) = said(wanted)?;
                 let number = whole(text).map_err(|source| NeedError::Quantity { name, source });
                 Some(number.map(|number| (*name, number)))
             };
@@ -114,24 +150,40 @@ impl Need {
             };
             let units = read(Word::Memory).transpose()?.filter(|(_, units)| *units > 0);
             let percent = read(Word::MemoryPercentage).transpose()?.filter(|(_, of)| *of > 0);
+            let size = amount(Word::MemorySize, vgpu_rs::bytes).transpose()?;
             let memory = match (units, percent) {
+                _ if let Some(bytes) = size => MemoryNeed::Mib((bytes / MIB).max(1)),
                 (Some((_, units)), _) => MemoryNeed::Units(units),
                 (None, Some((_, percent))) if percent <= 100 => MemoryNeed::Percent(percent),
                 (None, Some((name, asked))) => return Err(NeedError::Percent { name, asked }),
                 (None, None) => MemoryNeed::Whole,
             };
-            found = Some((name, Self { dialect: *dialect, places, cores, memory }));
+            let priority = match read(Word::Priority).transpose()? {
+                None | Some((_, 0)) => Priority::High,
+                Some((_, 1)) => Priority::Low,
+                Some((name, asked)) => return Err(NeedError::Priority { name, asked }),
+            };
+            let milli_tflops = amount(Word::Tflops, vgpu_rs::milli_tflops).transpose()?;
+            let milli_tflops = milli_tflops.unwrap_or_default();
+            let dialect = *dialect;
+            found = Some((name, Self { dialect, places, cores, memory, priority, milli_tflops }));
         }
         Ok(found.map(|(_, need)| need))
     }
 
-    /// What that is on a GPU with so much memory.
+    /// What that is on a GPU with so much memory, and so many thousandths of a TFLOPS, if that is known.
     ///
     /// # Errors
     /// [`NeedError::TooMuch`]
-    pub fn on(&self, gpu_mib: u64, factor: NonZeroU32) -> Result<Share, NeedError> {
+    pub fn on(
+        &self,
+        gpu_mib: u64,
+        milli_tflops: Option<u64>,
+        factor: NonZeroU32,
+    ) -> Result<Share, NeedError> {
         let memory_mib = match self.memory {
             MemoryNeed::Whole => gpu_mib,
+            MemoryNeed::Mib(mib) => mib,
             MemoryNeed::Percent(percent) => {
                 u64::try_from(u128::from(gpu_mib) * u128::from(percent) / 100).unwrap_or(gpu_mib)
             }
@@ -144,7 +196,12 @@ impl Need {
         let says_nothing = self.cores == 0 && self.memory == MemoryNeed::Whole;
         // VGPU-Manager: a container that only counts GPUs has them for itself.
         let alone = says_nothing && self.dialect == Dialect::VgpuManager;
-        Ok(Share { cores: if alone { CORES } else { self.cores }, memory_mib })
+        let cores = match self.dialect {
+            Dialect::VgpuRs => vgpu_rs::cores(self.milli_tflops, milli_tflops),
+            _ if alone => CORES,
+            _ => self.cores,
+        };
+        Ok(Share { cores, memory_mib })
     }
 }
 
@@ -156,12 +213,12 @@ mod tests {
 
     fn need(words: &[(&str, &str)]) -> Result<Option<Need>, NeedError> {
         let value =
-            |name: &str| words.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
+            |_, name: &str| words.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
         Need::of(&Dialect::ALL, value)
     }
 
     fn on(words: &[(&str, &str)]) -> (u64, u64) {
-        let share = need(words).unwrap().unwrap().on(8000, FACTOR).unwrap();
+        let share = need(words).unwrap().unwrap().on(8000, Some(100_000), FACTOR).unwrap();
         (share.cores, share.memory_mib)
     }
 
@@ -185,11 +242,35 @@ mod tests {
             on(&[hami, ("nvidia.com/gpucores", "120"), ("nvidia.com/gpumem-percentage", "50")]),
             (100, 4000)
         );
+        let vgpu_rs = ("tensor-fusion.ai/index", "37");
+        assert_eq!(on(&[vgpu_rs]), (0, 8000));
+        let tflops = ("tensor-fusion.ai/tflops-limit", "25");
+        assert_eq!(on(&[vgpu_rs, tflops, ("tensor-fusion.ai/vram-limit", "2Gi")]), (25, 2048));
+        let unknown = need(&[vgpu_rs, tflops]).unwrap().unwrap();
+        assert_eq!(unknown.on(8000, None, FACTOR).unwrap().cores, 0);
         // MiB come before percent.
         assert_eq!(
             on(&[hami, ("nvidia.com/gpumem", "10"), ("nvidia.com/gpumem-percentage", "50")]),
             (0, 40)
         );
+    }
+
+    /// HAMi's: 0 is high, 1 is low.
+    #[test]
+    fn a_priority_is_high_unless_it_is_said_to_be_low() {
+        let hami = ("nvidia.com/gpu", "1");
+        let of = |words: &[_]| need(words).map(|need| need.unwrap().priority);
+        assert_eq!(of(&[hami]), Ok(Priority::High));
+        assert_eq!(of(&[hami, ("nvidia.com/priority", "0")]), Ok(Priority::High));
+        assert_eq!(of(&[hami, ("nvidia.com/priority", "1")]), Ok(Priority::Low));
+        let said = of(&[hami, ("nvidia.com/priority", "5")]).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "nvidia.com/priority: 5 is no priority: 0 (high) and 1 (low) are accepted"
+        );
+        // It is HAMi's word alone.
+        let vgpu = ("nvidia.com/vgpu-number", "1");
+        assert_eq!(of(&[vgpu, ("nvidia.com/priority", "1")]), Ok(Priority::High));
     }
 
     #[test]
@@ -217,8 +298,14 @@ mod tests {
         assert!(
             said(&[volcano, ("volcano.sh/vgpu-memory-percentage", "101")]).contains("1 to 100")
         );
+        let vgpu_rs = ("tensor-fusion.ai/index", "37");
+        assert!(
+            said(&[vgpu_rs, ("tensor-fusion.ai/vram-limit", "much")])
+                .starts_with("the annotation tensor-fusion.ai/vram-limit: \"much\" is no amount")
+        );
+        assert!(said(&[vgpu_rs, ("nvidia.com/gpu", "1")]).contains("of one dialect"));
         let huge =
             need(&[vgpu, ("nvidia.com/vgpu-memory", "16000000000000000000")]).unwrap().unwrap();
-        assert!(matches!(huge.on(8000, FACTOR), Err(NeedError::TooMuch { .. })));
+        assert!(matches!(huge.on(8000, None, FACTOR), Err(NeedError::TooMuch { .. })));
     }
 }

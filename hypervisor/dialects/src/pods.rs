@@ -2,8 +2,11 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use crate::claims::ClaimError;
-use crate::{Dialect, Need, NeedError, PodClaims};
+use limits::GpuId;
+
+use crate::claims::{ClaimError, ContainerClaims};
+use crate::table::GPU_IDS;
+use crate::{Claim, Dialect, Need, NeedError, PodClaims};
 
 /// An annotation that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,10 +21,11 @@ pub struct AnnotationError {
 /// Where a dialect's schedulers write what stays with the pod.
 #[must_use]
 pub const fn lasting(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::VgpuManager => dialect.annotations().claimed,
+    let names = dialect.annotations();
+    match (dialect, names.real) {
         // Their plugins take out of the other one what they have allocated.
-        Dialect::Volcano | Dialect::Hami => dialect.annotations().real,
+        (Dialect::Volcano | Dialect::Hami, Some(real)) => real,
+        _ => names.claimed,
     }
 }
 
@@ -53,7 +57,7 @@ pub fn has_ended(pod: &Pod) -> bool {
 
 /// What its scheduler and its node say of its devices.
 fn phase(pod: &Pod, dialect: Dialect) -> Option<&str> {
-    let phase = dialect.annotations().phase;
+    let phase = dialect.annotations().phase?;
     let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
     from.as_ref()?.get(phase.name).map(String::as_str)
 }
@@ -61,22 +65,37 @@ fn phase(pod: &Pod, dialect: Dialect) -> Option<&str> {
 /// Whether its scheduler has put it there, and its containers do not have their GPUs yet.
 #[must_use]
 pub fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
-    phase(pod, dialect) == Some(dialect.annotations().phase.allocating)
+    match dialect.annotations().phase {
+        Some(names) => phase(pod, dialect) == Some(names.allocating),
+        // All that is known is that it has not begun to run.
+        None => {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            matches!(phase, None | Some("Pending"))
+        }
+    }
 }
 
 /// Whether its scheduler has been told that its containers have their GPUs.
 #[must_use]
 pub fn has_succeeded(pod: &Pod, dialect: Dialect) -> bool {
-    phase(pod, dialect) == Some(dialect.annotations().phase.succeeded)
+    let names = dialect.annotations().phase;
+    names.is_some_and(|names| phase(pod, dialect) == Some(names.succeeded))
 }
 
-/// What a container asks for. `None`: no GPU.
+/// What a container of a pod asks for. `None`: no GPU.
 ///
 /// # Errors
 /// [`NeedError`]
-pub fn need(container: &Container, dialects: &[Dialect]) -> Result<Option<Need>, NeedError> {
+pub fn need(
+    pod: &Pod,
+    container: &Container,
+    dialects: &[Dialect],
+) -> Result<Option<Need>, NeedError> {
     let resources = container.resources.as_ref();
-    Need::of(dialects, |name| {
+    Need::of(dialects, |word, name| {
+        if word.is_annotation() {
+            return annotation(pod, name);
+        }
         let limits = resources.and_then(|all| all.limits.as_ref()?.get(name));
         let value = limits.or_else(|| resources.and_then(|all| all.requests.as_ref()?.get(name)));
         value.map(|quantity| quantity.0.as_str())
@@ -88,7 +107,33 @@ pub fn need(container: &Container, dialects: &[Dialect]) -> Result<Option<Need>,
 /// # Errors
 /// [`AnnotationError`]
 pub fn claims(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
-    read(pod, dialect, lasting(dialect))
+    let mut claims = read(pod, dialect, lasting(dialect))?;
+    if dialect == Dialect::VgpuRs {
+        for_all_others(pod, &mut claims)?;
+    }
+    Ok(claims)
+}
+
+/// vgpu.rs: containers that are not named have the pod's GPUs.
+fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationError> {
+    let text = annotation(pod, GPU_IDS).unwrap_or_default();
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let gpus: Result<Vec<GpuId>, _> = parts.map(str::parse).collect();
+    let wrong = |_| {
+        let source = ClaimError::gpu_ids(text);
+        AnnotationError { name: GPU_IDS, source }
+    };
+    let all: Vec<Claim> = gpus.map_err(wrong)?.into_iter().map(Claim::of).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    for name in counted(pod) {
+        if claims.of(name).is_none() {
+            let claims_of = ContainerClaims { container: name.to_owned(), claims: all.clone() };
+            claims.0.push(claims_of);
+        }
+    }
+    Ok(())
 }
 
 /// The GPUs that its containers have, by those who gave them out.
@@ -96,7 +141,10 @@ pub fn claims(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError>
 /// # Errors
 /// [`AnnotationError`]
 pub fn real(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
-    read(pod, dialect, dialect.annotations().real)
+    match dialect.annotations().real {
+        Some(name) => read(pod, dialect, name),
+        None => Ok(PodClaims::default()),
+    }
 }
 
 fn read(pod: &Pod, dialect: Dialect, name: &'static str) -> Result<PodClaims, AnnotationError> {

@@ -1,5 +1,7 @@
 //! What a node says of its devices, in the texts of each dialect.
 
+use core::str::FromStr;
+
 use limits::GpuId;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,9 @@ pub enum RegisterError {
     /// It is another list.
     #[error("a node's devices: {0}")]
     Json(String),
+    /// The dialect has no such text.
+    #[error("{0} has no text for a node's devices")]
+    None(&'static str),
     /// A part has another form.
     #[error("{text:?} is no device of a node: {form} is accepted")]
     Device {
@@ -60,24 +65,69 @@ struct VgpuDevice {
     healthy: bool,
 }
 
-/// As newer versions of HAMi write it. What is not written is zero.
-#[derive(Debug, Deserialize)]
+/// As newer versions of HAMi write it. What is zero is not written.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 struct HamiDevice {
     id: String,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     index: u32,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     count: u64,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     devmem: u64,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     devcore: u64,
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type", skip_serializing_if = "is_default")]
     product: String,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     numa: i32,
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
+    mode: String,
+    #[serde(skip_serializing_if = "is_default")]
     health: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// In which form HAMi's schedulers are told of a node's devices. The newer ones read one, the older ones the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HamiForm {
+    /// A JSON list.
+    #[default]
+    Json,
+    /// Nine fields with commas between them.
+    Fields,
+}
+
+impl HamiForm {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Json, Self::Fields];
+
+    /// Its name in options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Fields => "fields",
+        }
+    }
+}
+
+/// A text that names no such form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no form of HAMi's registration: json and fields are accepted")]
+pub struct HamiFormError(String);
+
+impl FromStr for HamiForm {
+    type Err = HamiFormError;
+
+    fn from_str(text: &str) -> Result<Self, HamiFormError> {
+        let named = Self::ALL.into_iter().find(|form| form.name() == text);
+        named.ok_or_else(|| HamiFormError(text.to_owned()))
+    }
 }
 
 /// How a node is split, as VGPU-Manager writes it.
@@ -95,19 +145,24 @@ pub struct NodeConfig {
 }
 
 /// HAMi and Volcano put this before a product's name.
-const MAKER: &str = "NVIDIA-";
+pub(crate) const MAKER: &str = "NVIDIA-";
 /// How devices are held to their parts.
 const MODE: &str = "hami-core";
 const VOLCANO_FORM: &str = "UUID,COUNT,MIB,TYPE,HEALTH,MODE";
 const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
 
-/// The devices in this dialect.
+/// The devices in this dialect. `form`: HAMi's.
 ///
 /// # Errors
-/// [`RegisterError::Json`]: never for devices of a node.
-pub fn write(dialect: Dialect, devices: &[Registered]) -> Result<String, RegisterError> {
+/// [`RegisterError::Json`]: never for devices of a node; [`RegisterError::None`].
+pub fn write(
+    dialect: Dialect,
+    form: HamiForm,
+    devices: &[Registered],
+) -> Result<String, RegisterError> {
     // What separates devices is in no product's name.
     let plain = |name: &str| name.replace([',', ':', ';'], "-");
+    let json = |error: serde_json::Error| RegisterError::Json(error.to_string());
     Ok(match dialect {
         Dialect::VgpuManager => {
             let one = |device: &Registered| VgpuDevice {
@@ -124,12 +179,28 @@ pub fn write(dialect: Dialect, devices: &[Registered]) -> Result<String, Registe
                 healthy: device.healthy,
             };
             let all: Vec<VgpuDevice> = devices.iter().map(one).collect();
-            serde_json::to_string(&all).map_err(|error| RegisterError::Json(error.to_string()))?
+            serde_json::to_string(&all).map_err(json)?
         }
+        Dialect::VgpuRs => return Err(RegisterError::None(dialect.name())),
         Dialect::Volcano => devices.iter().map(|device| {
             let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
             format!("{gpu},{places},{memory_mib},{MAKER}{},{healthy},{MODE}:", plain(product))
         }).collect(),
+        Dialect::Hami if form == HamiForm::Json => {
+            let one = |device: &Registered| HamiDevice {
+                id: device.gpu.to_string(),
+                index: device.index,
+                count: device.places,
+                devmem: device.memory_mib,
+                devcore: device.cores,
+                product: format!("{MAKER}{}", plain(&device.product)),
+                numa: device.numa.max(0),
+                mode: MODE.to_owned(),
+                health: device.healthy,
+            };
+            let all: Vec<HamiDevice> = devices.iter().map(one).collect();
+            serde_json::to_string(&all).map_err(json)?
+        }
         Dialect::Hami => devices.iter().map(|device| {
             let Registered { index, gpu, product, cores, memory_mib, places, numa, healthy } = device;
             let (product, numa) = (plain(product), (*numa).max(0));
@@ -163,6 +234,7 @@ pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterErr
     let form = if dialect == Dialect::Volcano { VOLCANO_FORM } else { HAMI_FORM };
     let wrong = |text: &str| RegisterError::Device { text: text.chars().take(120).collect(), form };
     match dialect {
+        Dialect::VgpuRs => Err(RegisterError::None(dialect.name())),
         Dialect::VgpuManager => {
             let all: Vec<VgpuDevice> = serde_json::from_str(text).map_err(json)?;
             let one = |device: VgpuDevice| {
@@ -293,12 +365,25 @@ mod tests {
             "{A},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,0,hami-core:{B},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,1,hami-core:"
         );
         assert_eq!(read(Dialect::Hami, &nine).unwrap(), two);
-        assert_eq!(write(Dialect::Hami, &two).unwrap(), nine);
+        assert_eq!(write(Dialect::Hami, HamiForm::Fields, &two).unwrap(), nine);
         let json = format!(
             r#"[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"NVIDIA-Tesla V100-PCIE-32GB","numa":1,"mode":"hami-core","health":true}}]"#
         );
         let numa = Registered { numa: 1, ..two[0].clone() };
-        assert_eq!(read(Dialect::Hami, &json).unwrap(), [numa]);
+        assert_eq!(read(Dialect::Hami, &json).unwrap(), std::slice::from_ref(&numa));
+        assert_eq!(write(Dialect::Hami, HamiForm::Json, &[numa]).unwrap(), json);
+        // What is zero is not written, as Go does it: no index, no NUMA node, not healthy.
+        let second = Registered { index: 1, ..two[0].clone() };
+        let said = write(Dialect::Hami, HamiForm::Json, &[second]).unwrap();
+        assert!(said.starts_with(&format!(r#"[{{"id":"{A}","index":1,"count":10,"#)), "{said}");
+        let ill = Registered { healthy: false, ..two[0].clone() };
+        let said = write(Dialect::Hami, HamiForm::Json, &[ill]).unwrap();
+        assert!(said.ends_with(r#""mode":"hami-core"}]"#) && !said.contains("numa"), "{said}");
+        for form in HamiForm::ALL {
+            assert_eq!(form.name().parse(), Ok(form));
+        }
+        let said = "yaml".parse::<HamiForm>().unwrap_err().to_string();
+        assert!(said.ends_with("json and fields are accepted"), "{said}");
     }
 
     /// A node of a Volcano cluster, with the five fields of then.
@@ -308,7 +393,8 @@ mod tests {
         let [found] = &read(Dialect::Volcano, text).unwrap()[..] else { panic!("one device") };
         assert_eq!((found.places, found.memory_mib, found.healthy), (1, 1126, true));
         assert_eq!(found.product, "NVIDIA GeForce GTX 1080 Ti");
-        let written = write(Dialect::Volcano, std::slice::from_ref(found)).unwrap();
+        let one = std::slice::from_ref(found);
+        let written = write(Dialect::Volcano, HamiForm::default(), one).unwrap();
         assert_eq!(written, text.replace("true:", "true,hami-core:"));
     }
 
@@ -318,7 +404,8 @@ mod tests {
         let text = format!(
             r#"[{{"id":0,"type":"NVIDIA A10","uuid":"{A}","core":100,"memory":23028,"number":10,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
         );
-        assert_eq!(write(Dialect::VgpuManager, std::slice::from_ref(&one)).unwrap(), text);
+        let written = write(Dialect::VgpuManager, HamiForm::default(), std::slice::from_ref(&one));
+        assert_eq!(written.unwrap(), text);
         assert_eq!(read(Dialect::VgpuManager, &text).unwrap(), [one]);
         let parts = text.replace("\"mig\":false", "\"mig\":true");
         assert_eq!(read(Dialect::VgpuManager, &parts).unwrap(), []);
@@ -361,8 +448,10 @@ mod tests {
             for (device, index) in devices.iter_mut().zip(0..) {
                 device.index = index;
             }
-            for dialect in Dialect::ALL {
-                let read = read(dialect, &write(dialect, &devices).unwrap()).unwrap();
+            let told = Dialect::ALL.into_iter().filter(|dialect| dialect.annotations().register.is_some());
+            let all = told.flat_map(|dialect| HamiForm::ALL.map(|form| (dialect, form)));
+            for (dialect, form) in all {
+                let read = read(dialect, &write(dialect, form, &devices).unwrap()).unwrap();
                 prop_assert_eq!(read.len(), devices.len());
                 for (read, device) in read.iter().zip(&devices) {
                     let product = device.product.replace([',', ':', ';'], "-");
@@ -370,6 +459,7 @@ mod tests {
                         Dialect::VgpuManager => device.clone(),
                         Dialect::Hami => Registered { product, ..device.clone() },
                         Dialect::Volcano => Registered { product, cores: 100, numa: -1, ..device.clone() },
+                        Dialect::VgpuRs => unreachable!("it tells nobody"),
                     };
                     prop_assert_eq!(read, &kept);
                 }

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::choice::ChoiceNames;
 use crate::gates::{FeatureGates, Gate};
 
 /// A system whose pods are understood.
@@ -13,11 +14,13 @@ pub enum Dialect {
     Volcano,
     /// HAMi.
     Hami,
+    /// vgpu.rs.
+    VgpuRs,
 }
 
 impl Dialect {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::VgpuManager, Self::Volcano, Self::Hami];
+    pub const ALL: [Self; 4] = [Self::VgpuManager, Self::Volcano, Self::Hami, Self::VgpuRs];
 
     /// Its name in options.
     #[must_use]
@@ -26,6 +29,7 @@ impl Dialect {
             Self::VgpuManager => "vgpu-manager",
             Self::Volcano => "volcano",
             Self::Hami => "hami",
+            Self::VgpuRs => "vgpu-rs",
         }
     }
 
@@ -36,13 +40,14 @@ impl Dialect {
             Self::VgpuManager => &VGPU_MANAGER,
             Self::Volcano => &VOLCANO,
             Self::Hami => &HAMI,
+            Self::VgpuRs => &VGPU_RS,
         }
     }
 }
 
 /// A text that names no dialect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no dialect {0:?}: vgpu-manager, volcano and hami are accepted")]
+#[error("there is no dialect {0:?}: vgpu-manager, volcano, hami and vgpu-rs are accepted")]
 pub struct DialectError(String);
 
 impl FromStr for Dialect {
@@ -59,10 +64,20 @@ impl FromStr for Dialect {
 pub enum Counts {
     /// Places on GPUs. A container gets each of them on a GPU of its own.
     Places,
+    /// Nothing: how many a container gets is a number by which its pod is known. They may be on one GPU.
+    Index,
     /// Hundredths of a GPU's time.
     Cores,
     /// Memory, in MiB times the memory factor.
     Memory,
+}
+
+impl Counts {
+    /// Whether a container gets GPUs by it.
+    #[must_use]
+    pub const fn is_place(self) -> bool {
+        matches!(self, Self::Places | Self::Index)
+    }
 }
 
 /// A resource of the kubelet.
@@ -95,7 +110,7 @@ impl Resource {
 }
 
 /// All resources. A dialect is a set of rows.
-pub const RESOURCES: [Resource; 7] = [
+pub const RESOURCES: [Resource; 8] = [
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-number", Counts::Places),
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-cores", Counts::Cores)
         .behind(Gate::CorePlugin),
@@ -105,6 +120,7 @@ pub const RESOURCES: [Resource; 7] = [
     Resource::new(Dialect::Volcano, "volcano.sh/vgpu-cores", Counts::Cores),
     Resource::new(Dialect::Volcano, "volcano.sh/vgpu-memory", Counts::Memory),
     Resource::new(Dialect::Hami, "nvidia.com/gpu", Counts::Places),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index", Counts::Index),
 ];
 
 /// What these dialects offer with these gates.
@@ -116,7 +132,7 @@ pub fn offered(dialects: &[Dialect], gates: &FeatureGates) -> Vec<Resource> {
     RESOURCES.into_iter().filter(chosen).collect()
 }
 
-/// What a container says in its `resources`.
+/// What a container says in its `resources`, or its pod in annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// On how many GPUs it wants a place.
@@ -127,10 +143,24 @@ pub enum Word {
     Memory,
     /// The same in percent.
     MemoryPercentage,
+    /// Whether others come first: 0 for no, 1 for yes.
+    Priority,
+    /// How many TFLOPS of each one.
+    Tflops,
+    /// How much of each one's memory, as a size.
+    MemorySize,
 }
 
-/// What a container says, by name. A superset of what kubelets are told of: schedulers read the others.
-pub const WORDS: [(Dialect, Word, &str); 11] = [
+impl Word {
+    /// Whether it is an annotation of the pod, for all of its containers.
+    #[must_use]
+    pub const fn is_annotation(self) -> bool {
+        matches!(self, Self::Tflops | Self::MemorySize)
+    }
+}
+
+/// What containers and pods say, by name. A superset of what kubelets are told of: schedulers read the others.
+pub const WORDS: [(Dialect, Word, &str); 15] = [
     (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
     (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
     (Dialect::VgpuManager, Word::Memory, "nvidia.com/vgpu-memory"),
@@ -142,13 +172,17 @@ pub const WORDS: [(Dialect, Word, &str); 11] = [
     (Dialect::Hami, Word::Cores, "nvidia.com/gpucores"),
     (Dialect::Hami, Word::Memory, "nvidia.com/gpumem"),
     (Dialect::Hami, Word::MemoryPercentage, "nvidia.com/gpumem-percentage"),
+    (Dialect::Hami, Word::Priority, "nvidia.com/priority"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index"),
+    (Dialect::VgpuRs, Word::Tflops, "tensor-fusion.ai/tflops-limit"),
+    (Dialect::VgpuRs, Word::MemorySize, "tensor-fusion.ai/vram-limit"),
 ];
 
-/// The annotations of a dialect, on nodes and pods.
+/// The annotations of a dialect, on nodes and pods. `None`: it has none for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Annotations {
     /// On a node: its devices.
-    pub register: &'static str,
+    pub register: Option<&'static str>,
     /// On a node: that they are there, and since when.
     pub handshake: Option<&'static str>,
     /// On a node: how they are split.
@@ -158,13 +192,15 @@ pub struct Annotations {
     /// On a pod: its devices, by its scheduler.
     pub claimed: &'static str,
     /// On a pod: its devices, as they are.
-    pub real: &'static str,
+    pub real: Option<&'static str>,
     /// On a pod: its node, by its scheduler.
-    pub node: &'static str,
+    pub node: Option<&'static str>,
     /// On a pod: when that was, in seconds since 1970.
-    pub time: &'static str,
+    pub time: Option<&'static str>,
     /// On a pod: how far it is.
-    pub phase: Phase,
+    pub phase: Option<Phase>,
+    /// On a pod: which GPUs it wants.
+    pub choice: Option<ChoiceNames>,
 }
 
 /// Where a pod says how far it is.
@@ -183,58 +219,93 @@ pub struct Phase {
 }
 
 const VGPU_MANAGER: Annotations = Annotations {
-    register: "nvidia.com/node-device-register",
+    register: Some("nvidia.com/node-device-register"),
     handshake: None,
     config: Some("nvidia.com/node-config-info"),
     lock: None,
     claimed: "nvidia.com/pre-allocated",
-    real: "nvidia.com/real-allocated",
-    node: "nvidia.com/predicate-node",
-    time: "nvidia.com/predicate-time",
-    phase: Phase {
+    real: Some("nvidia.com/real-allocated"),
+    node: Some("nvidia.com/predicate-node"),
+    time: Some("nvidia.com/predicate-time"),
+    phase: Some(Phase {
         name: "nvidia.com/assigned-phase",
         is_label: true,
         allocating: "allocating",
         succeeded: "succeed",
         failed: "failed",
-    },
+    }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/include-gpu-type",
+        no_types: "nvidia.com/exclude-gpu-type",
+        uuids: "nvidia.com/include-gpu-uuid",
+        no_uuids: "nvidia.com/exclude-gpu-uuid",
+    }),
 };
 
 const VOLCANO: Annotations = Annotations {
-    register: "volcano.sh/node-vgpu-register",
+    register: Some("volcano.sh/node-vgpu-register"),
     handshake: Some("volcano.sh/node-vgpu-handshake"),
     config: None,
     lock: Some("volcano.sh/mutex.lock"),
     claimed: "volcano.sh/devices-to-allocate",
-    real: "volcano.sh/vgpu-ids-new",
-    node: "volcano.sh/vgpu-node",
-    time: "volcano.sh/vgpu-time",
-    phase: Phase {
+    real: Some("volcano.sh/vgpu-ids-new"),
+    node: Some("volcano.sh/vgpu-node"),
+    time: Some("volcano.sh/vgpu-time"),
+    phase: Some(Phase {
         name: "volcano.sh/bind-phase",
         is_label: false,
         allocating: "allocating",
         succeeded: "success",
         failed: "failed",
-    },
+    }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/use-gputype",
+        no_types: "nvidia.com/nouse-gputype",
+        uuids: "volcano.sh/vgpu-use-gpuuuid",
+        no_uuids: "volcano.sh/vgpu-nouse-gpuuuid",
+    }),
 };
 
 const HAMI: Annotations = Annotations {
-    register: "hami.io/node-nvidia-register",
+    register: Some("hami.io/node-nvidia-register"),
     handshake: Some("hami.io/node-handshake"),
     config: None,
     lock: Some("hami.io/mutex.lock"),
     claimed: "hami.io/vgpu-devices-to-allocate",
-    real: "hami.io/vgpu-devices-allocated",
-    node: "hami.io/vgpu-node",
-    time: "hami.io/vgpu-time",
-    phase: Phase {
+    real: Some("hami.io/vgpu-devices-allocated"),
+    node: Some("hami.io/vgpu-node"),
+    time: Some("hami.io/vgpu-time"),
+    phase: Some(Phase {
         name: "hami.io/bind-phase",
         is_label: false,
         allocating: "allocating",
         succeeded: "success",
         failed: "failed",
-    },
+    }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/use-gputype",
+        no_types: "nvidia.com/nouse-gputype",
+        uuids: "nvidia.com/use-gpuuuid",
+        no_uuids: "nvidia.com/nouse-gpuuuid",
+    }),
 };
+
+/// Its nodes' devices are objects of their own, and nobody is told what a pod has got.
+const VGPU_RS: Annotations = Annotations {
+    register: None,
+    handshake: None,
+    config: None,
+    lock: None,
+    claimed: "tensor-fusion.ai/container-gpus",
+    real: None,
+    node: None,
+    time: None,
+    phase: None,
+    choice: None,
+};
+
+/// The GPUs of all containers of a pod of vgpu.rs, with commas between them.
+pub const GPU_IDS: &str = "tensor-fusion.ai/gpu-ids";
 
 /// The policy of compute limits, by an annotation of the pod, or else of its node.
 pub const COMPUTE_POLICY: &str = "nvidia.com/vgpu-compute-policy";
@@ -267,7 +338,8 @@ mod tests {
                 "volcano.sh/vgpu-number",
                 "volcano.sh/vgpu-cores",
                 "volcano.sh/vgpu-memory",
-                "nvidia.com/gpu"
+                "nvidia.com/gpu",
+                "tensor-fusion.ai/index"
             ]
         );
         for dialect in Dialect::ALL {
@@ -276,7 +348,7 @@ mod tests {
         let said = "HAMi".parse::<Dialect>().unwrap_err().to_string();
         assert_eq!(
             said,
-            "there is no dialect \"HAMi\": vgpu-manager, volcano and hami are accepted"
+            "there is no dialect \"HAMi\": vgpu-manager, volcano, hami and vgpu-rs are accepted"
         );
     }
 

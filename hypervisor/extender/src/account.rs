@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use dialects::claims::ContainerClaims;
 use dialects::registers::{self, RegisterError};
-use dialects::{Claim, Dialect, Need, NeedError, PodClaims, Registered, Share};
+use dialects::{Choice, Claim, Dialect, Need, NeedError, PodClaims, Registered, Share};
 
 /// What a pod's containers ask for, all in the words of one dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct PodNeeds {
     pub dialect: Dialect,
     /// By the containers' names, in their order.
     pub containers: Vec<(String, Need)>,
+    /// Which GPUs it wants.
+    pub choice: Choice,
 }
 
 /// A node's GPUs.
@@ -37,6 +39,9 @@ pub enum Refusal {
     /// The node offers nothing by this name.
     #[error("no GPUs are registered: the node has no annotation {0}")]
     Unregistered(&'static str),
+    /// Nodes tell nobody what they have.
+    #[error("pods that ask by the names of {0} have a scheduler of their own")]
+    OtherScheduler(&'static str),
     /// What it offers cannot be read.
     #[error("the node's annotation {name}: {source}")]
     Register {
@@ -68,6 +73,8 @@ pub enum Refusal {
 /// What a GPU has too little of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
+    /// The pod wants others.
+    Choice,
     /// It is not to be given out.
     Health,
     /// So many containers have a part of it.
@@ -80,6 +87,7 @@ pub enum Lack {
 
 fn because(lack: &BTreeMap<Lack, usize>) -> String {
     let one = |(lack, count): (&Lack, &usize)| match lack {
+        Lack::Choice => format!("{count} that the pod does not want"),
         Lack::Health => format!("{count} unhealthy"),
         Lack::Places => format!("{count} with no place left"),
         Lack::Cores => format!("{count} with too few cores left"),
@@ -117,12 +125,13 @@ impl Account {
     /// Of what a node has registered, with nothing taken. `annotation`: the node's, by name.
     ///
     /// # Errors
-    /// [`Refusal::Unregistered`], [`Refusal::Register`]
+    /// [`Refusal::Unregistered`], [`Refusal::OtherScheduler`], [`Refusal::Register`]
     pub fn of<'a>(
         dialect: Dialect,
         annotation: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Self, Refusal> {
-        let name = dialect.annotations().register;
+        let other = Refusal::OtherScheduler(dialect.name());
+        let name = dialect.annotations().register.ok_or(other)?;
         let text = annotation(name).ok_or(Refusal::Unregistered(name))?;
         let wrong = |name| move |source| Refusal::Register { name, source };
         let devices = registers::read(dialect, text).map_err(wrong(name))?;
@@ -155,11 +164,21 @@ impl Account {
         }
     }
 
+    /// A container has these parts. Where they do not say how much, its own words do, as far as nodes tell what these are.
+    pub fn take_as_said(&mut self, claims: &[Claim], need: &Need) {
+        for claim in claims {
+            if let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.device.gpu == claim.gpu) {
+                let said = || need.on(gpu.device.memory_mib, None, self.factor).ok();
+                gpu.take(claim.share().or_else(said).unwrap_or_default());
+            }
+        }
+    }
+
     /// A container has so much, nobody says where: it may be any of the GPUs.
     pub fn take_anywhere(&mut self, need: &Need) {
         for gpu in &mut self.gpus {
             // What cannot be counted is not given out either.
-            if let Ok(share) = need.on(gpu.device.memory_mib, self.factor) {
+            if let Ok(share) = need.on(gpu.device.memory_mib, None, self.factor) {
                 gpu.take(share);
             }
         }
@@ -173,19 +192,25 @@ impl Account {
         let mut rest = self.clone();
         let mut all = PodClaims::default();
         for (container, need) in &pod.containers {
-            let claims = rest.place_one(container, need)?;
+            let claims = rest.place_one(container, need, &pod.choice)?;
             rest.take(&claims);
             all.0.push(ContainerClaims { container: container.clone(), claims });
         }
         Ok(all)
     }
 
-    fn place_one(&self, container: &str, need: &Need) -> Result<Vec<Claim>, Refusal> {
+    fn place_one(
+        &self,
+        container: &str,
+        need: &Need,
+        choice: &Choice,
+    ) -> Result<Vec<Claim>, Refusal> {
         let mut fitting = Vec::new();
         let mut lack = BTreeMap::new();
         for gpu in &self.gpus {
-            let share = need.on(gpu.device.memory_mib, self.factor)?;
-            match gpu.lacks(share) {
+            let share = need.on(gpu.device.memory_mib, None, self.factor)?;
+            let is_wanted = choice.takes(gpu.device.gpu, &gpu.device.product);
+            match gpu.lacks(share).filter(|_| is_wanted).or((!is_wanted).then_some(Lack::Choice)) {
                 None => fitting.push((gpu, share)),
                 Some(why) => *lack.entry(why).or_default() += 1,
             }

@@ -1,7 +1,8 @@
 use std::collections::BTreeSet;
 
 use dialects::MemoryNeed;
-use limits::GpuId;
+use dialects::registers::HamiForm;
+use limits::{GpuId, Priority};
 use proptest::prelude::*;
 
 use super::*;
@@ -23,7 +24,7 @@ fn device(index: u32, places: u64, memory_mib: u64, healthy: bool) -> Registered
 }
 
 fn account(devices: &[Registered]) -> Account {
-    let text = registers::write(Dialect::VgpuManager, devices).unwrap();
+    let text = registers::write(Dialect::VgpuManager, HamiForm::default(), devices).unwrap();
     let config = r#"{"deviceSplit":4,"coresScaling":1.0,"memoryFactor":10,"memoryScaling":1.0}"#;
     let annotation = |name: &str| match name {
         "nvidia.com/node-device-register" => Some(text.as_str()),
@@ -34,12 +35,14 @@ fn account(devices: &[Registered]) -> Account {
 }
 
 fn need(places: u64, cores: u64, memory: MemoryNeed) -> Need {
-    Need { dialect: Dialect::VgpuManager, places, cores, memory }
+    let priority = Priority::High;
+    Need { dialect: Dialect::VgpuManager, places, cores, memory, priority, milli_tflops: 0 }
 }
 
 fn pod(containers: Vec<Need>) -> PodNeeds {
     let named = (0..).zip(containers).map(|(at, need)| (format!("c{at}"), need));
-    PodNeeds { dialect: Dialect::VgpuManager, containers: named.collect() }
+    let choice = Choice::default();
+    PodNeeds { dialect: Dialect::VgpuManager, containers: named.collect(), choice }
 }
 
 #[test]
@@ -97,6 +100,22 @@ fn who_does_not_say_where_it_is_counts_on_each_gpu() {
     assert!(node.place(&pod(vec![need(2, 40, MemoryNeed::Units(1))])).is_ok());
 }
 
+#[test]
+fn a_pod_gets_the_gpus_that_it_wants() {
+    let node = account(&[device(0, 4, 8000, true), device(1, 4, 8000, true)]);
+    let second = device(1, 4, 8000, true).gpu;
+    let wants = |name: &str, value: &str| {
+        let annotations = serde_json::json!({"metadata": {"annotations": {name: value}}});
+        let wanted = serde_json::from_value(annotations).unwrap();
+        let choice = Choice::of(&wanted, Dialect::VgpuManager);
+        PodNeeds { choice, ..pod(vec![need(1, 10, MemoryNeed::Units(1))]) }
+    };
+    let by_uuid = wants("nvidia.com/include-gpu-uuid", &second.to_string());
+    assert_eq!(node.place(&by_uuid).unwrap().of("c0").unwrap()[0].gpu, second);
+    let none = node.place(&wants("nvidia.com/include-gpu-type", "B200")).unwrap_err();
+    assert!(none.to_string().ends_with("(2 that the pod does not want)"), "{none}");
+}
+
 prop_compose! {
     fn any_need()(places in 1_u64..4, cores in 0_u64..101, units in 1_u64..900, percent in 1_u64..101, kind in 0..3) -> Need {
         let memory = match kind {
@@ -140,7 +159,7 @@ proptest! {
                         for claim in &found.claims {
                             let of = devices.iter().find(|device| device.gpu == claim.gpu).unwrap();
                             prop_assert!(of.healthy);
-                            let share = need.on(of.memory_mib, TEN).unwrap();
+                            let share = need.on(of.memory_mib, None, TEN).unwrap();
                             prop_assert_eq!((claim.cores, claim.memory_mib), (share.cores, share.memory_mib));
                         }
                     }
@@ -156,7 +175,7 @@ proptest! {
                     let need = wanted.containers[0].1;
                     let fits = |device: &&Registered| {
                         let (places, cores, memory) = used(device.gpu, &bound);
-                        let share = need.on(device.memory_mib, TEN).unwrap();
+                        let share = need.on(device.memory_mib, None, TEN).unwrap();
                         device.healthy && places < device.places && cores + share.cores <= device.cores
                             && memory + share.memory_mib <= device.memory_mib
                     };

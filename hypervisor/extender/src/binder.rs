@@ -89,7 +89,7 @@ impl Binder {
         let claims = claims.write(needs.dialect, &dialects::pods::counted(&pod));
         let annotations = annotations(&wanted.node, needs.dialect, &claims);
         let phase = needs.dialect.annotations().phase;
-        if phase.is_label {
+        if let Some(phase) = phase.filter(|phase| phase.is_label) {
             // API servers take annotations with a binding, and no labels.
             let metadata = json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
             let patch = Patch::Merge(json!({"metadata": metadata}));
@@ -151,15 +151,12 @@ impl Binder {
 /// What a pod is told with its binding. `claims`: as its dialect writes them.
 fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static str, String> {
     let names = dialect.annotations();
-    let mut all = BTreeMap::from([
-        (names.claimed, claims.to_owned()),
-        (lasting(dialect), claims.to_owned()),
-        (names.node, node.to_owned()),
-        (names.time, now().to_string()),
-    ]);
-    if !names.phase.is_label {
-        all.insert(names.phase.name, names.phase.allocating.to_owned());
-    }
+    let mut all =
+        BTreeMap::from([(names.claimed, claims.to_owned()), (lasting(dialect), claims.to_owned())]);
+    all.extend(names.node.map(|name| (name, node.to_owned())));
+    all.extend(names.time.map(|name| (name, now().to_string())));
+    let phase = names.phase.filter(|phase| !phase.is_label);
+    all.extend(phase.map(|phase| (phase.name, phase.allocating.to_owned())));
     all
 }
 
@@ -169,8 +166,12 @@ fn now() -> u64 {
 }
 
 fn is_being_allocated(pod: &Pod, now: u64) -> bool {
+    let since = |dialect: Dialect| {
+        let said = annotation(pod, dialect.annotations().time?);
+        said.and_then(|text| text.parse().ok())
+    };
     let in_time = |dialect: Dialect| {
-        let since = annotation(pod, dialect.annotations().time).and_then(|text| text.parse().ok());
+        let since = since(dialect);
         since.is_some_and(|since: u64| now.saturating_sub(since) < STUCK.as_secs())
     };
     let is_it = |dialect| is_allocating(pod, dialect) && in_time(dialect);

@@ -64,6 +64,11 @@ pub enum ExtenderError {
     /// Nobody would be scheduled.
     #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
     NoDialect,
+    /// Their nodes do not say what they have.
+    #[error(
+        "--dialects {0}: its pods have a scheduler of their own; vgpu-manager, volcano and hami are accepted"
+    )]
+    OtherScheduler(&'static str),
     /// The API server cannot be asked.
     #[error(transparent)]
     Api(#[from] api_server::ConnectError),
@@ -86,6 +91,20 @@ struct Extender {
     binder: Binder,
 }
 
+/// Those whose nodes say what they have. Of the others people are told: the node's part may have the same list.
+fn schedulable(dialects: &[Dialect]) -> Result<Arc<[Dialect]>, ExtenderError> {
+    let says = |dialect: &Dialect| dialect.annotations().register.is_some();
+    let (own, others): (Vec<Dialect>, Vec<Dialect>) =
+        dialects.iter().partition(|dialect| says(dialect));
+    if let (true, Some(other)) = (own.is_empty(), others.first()) {
+        return Err(ExtenderError::OtherScheduler(other.name()));
+    }
+    for other in others {
+        tracing::warn!(dialect = other.name(), "its pods have a scheduler of their own");
+    }
+    Ok(own.into())
+}
+
 /// Serves until `end` is there.
 ///
 /// # Errors
@@ -97,6 +116,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     if options.dialects.is_empty() {
         return Err(ExtenderError::NoDialect);
     }
+    let dialects = schedulable(&options.dialects)?;
     let client = api_server::client(options.kubeconfig.as_deref()).await?;
     let address = options.listen;
     let listen = |source| ExtenderError::Listen { address, source };
@@ -106,7 +126,6 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     }
     let (nodes, keep_nodes) = kept::<Node>(&client, "nodes");
     let (pods, keep_pods) = kept::<Pod>(&client, "pods");
-    let dialects: Arc<[Dialect]> = options.dialects.as_slice().into();
     let binder = Binder {
         client,
         dialects: Arc::clone(&dialects),
@@ -243,5 +262,18 @@ async fn ready(extender: Data<&Extender>) -> (StatusCode, &'static str) {
     match extender.is_ready().await {
         true => (StatusCode::OK, "ok"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "it has not heard of all nodes and pods yet"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_with_a_scheduler_of_their_own_are_left_to_it() {
+        let both = [Dialect::VgpuRs, Dialect::Hami];
+        assert_eq!(*schedulable(&both).unwrap(), [Dialect::Hami]);
+        let said = schedulable(&[Dialect::VgpuRs]).unwrap_err().to_string();
+        assert!(said.starts_with("--dialects vgpu-rs: its pods have a scheduler"), "{said}");
     }
 }

@@ -1,7 +1,7 @@
 //! What nodes and pods say, as accounts and needs. Pure.
 
 use dialects::pods::{self, has_ended};
-use dialects::{Dialect, NeedError};
+use dialects::{Choice, Dialect, NeedError};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use crate::account::{Account, PodNeeds, Refusal};
@@ -34,11 +34,15 @@ pub fn needs(pod: &Pod, dialects: &[Dialect]) -> Result<Option<PodNeeds>, PodRef
     let mut found: Option<PodNeeds> = None;
     for (at, container) in pods::containers(pod).enumerate() {
         let wrong = |source| PodRefusal::Need { container: container.name.clone(), source };
-        let Some(need) = pods::need(container, dialects).map_err(wrong)? else { continue };
+        let Some(need) = pods::need(pod, container, dialects).map_err(wrong)? else { continue };
         if at < init {
             return Err(PodRefusal::InitContainer(container.name.clone()));
         }
-        let all = found.get_or_insert(PodNeeds { dialect: need.dialect, containers: Vec::new() });
+        let dialect = need.dialect;
+        let all = found.get_or_insert_with(|| {
+            let choice = Choice::of(pod, dialect);
+            PodNeeds { dialect, containers: Vec::new(), choice }
+        });
         if all.dialect != need.dialect {
             return Err(PodRefusal::TwoDialects(all.dialect.name(), need.dialect.name()));
         }
@@ -68,13 +72,13 @@ pub fn account<'a>(
 fn take(account: &mut Account, pod: &Pod) {
     for container in pods::containers(pod) {
         // One that cannot be read does not start.
-        let Ok(Some(need)) = pods::need(container, &Dialect::ALL) else { continue };
+        let Ok(Some(need)) = pods::need(pod, container, &Dialect::ALL) else { continue };
         let claimed = pods::claims(pod, need.dialect).unwrap_or_default();
         let real = pods::real(pod, need.dialect).unwrap_or_default();
         let name = &container.name;
         let own = |all: &'_ [_]| !all.is_empty();
         match claimed.of(name).filter(|all| own(all)).or(real.of(name).filter(|all| own(all))) {
-            Some(claims) => account.take(claims),
+            Some(claims) => account.take_as_said(claims, &need),
             None => account.take_anywhere(&need),
         }
     }
@@ -143,6 +147,12 @@ mod tests {
         let hami = json!({"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50"});
         let text = json!({"hami.io/vgpu-devices-allocated": format!("{GPU},NVIDIA,10,50:;")});
         assert_eq!(room(&pod(&hami, &text, "Running")), 1);
+        let vgpu_rs = json!({"tensor-fusion.ai/index": "37"});
+        let text =
+            json!({"tensor-fusion.ai/gpu-ids": GPU, "tensor-fusion.ai/vram-limit": "8000Mi"});
+        assert_eq!(room(&pod(&vgpu_rs, &text, "Running")), 0);
+        let text = json!({"tensor-fusion.ai/gpu-ids": GPU, "tensor-fusion.ai/vram-limit": "4Gi"});
+        assert_eq!(room(&pod(&vgpu_rs, &text, "Running")), 3);
         let foreign = json!({"volcano.sh/vgpu-ids-new": format!("{GPU},NVIDIA,10,100:"), "nvidia.com/pre-allocated": format!("main[0_{GPU}_10_10]")});
         assert_eq!(room(&pod(&limits, &foreign, "Running")), 3);
     }

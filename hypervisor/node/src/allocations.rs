@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dialects::{Resource, Share};
-use limits::{GpuId, Limits, Policy};
+use limits::{GpuId, Limits, Policy, Priority};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use session::Page;
@@ -542,11 +542,14 @@ impl Decision {
         });
         let real = by_device(&|limits| Some(limits.memory?.real?.into()));
         let balance = (*policy == Policy::Balance && share.is_some()).then(|| "balance".to_owned());
+        let is_low = |part: &Part| part.limits.compute.priority == Priority::Low;
+        let low = parts.iter().any(is_low).then(|| Priority::Low.name().to_owned());
         let limits = [
             (::limits::env::MEMORY_LIMIT, memory),
             (::limits::env::MEMORY_REAL, real),
             (::limits::env::COMPUTE_LIMIT, share),
             (::limits::env::POLICY, balance),
+            (::limits::env::PRIORITY, low),
         ];
         let limits = limits.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let others = [

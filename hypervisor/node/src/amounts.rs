@@ -4,7 +4,8 @@
 
 use dialects::needs::Need;
 use dialects::{CORES, Claim, NeedError, Share};
-use limits::{ComputeLimit, GpuId, Limits, MemoryLimit, Policy};
+use limits::units::PPM_ONE;
+use limits::{ComputeLimit, GpuId, Limits, MemoryLimit, Policy, Priority};
 
 use crate::identity::Asked;
 use crate::pool::{Gpu, Pool};
@@ -61,9 +62,10 @@ pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountEr
             (Share { cores: asked.cores, memory_mib }, Policy::Fixed)
         }
         Wish::Said { need, claims, policy } => {
-            let share = match claims.iter().find(|claim| claim.gpu == gpu.id) {
-                Some(claim) => Share { cores: claim.cores, memory_mib: claim.memory_mib },
-                None => need.on(total.memory_mib, factor)?,
+            let claim = claims.iter().find(|claim| claim.gpu == gpu.id);
+            let share = match claim.and_then(Claim::share) {
+                Some(share) => share,
+                None => need.on(total.memory_mib, pool.milli_tflops(gpu), factor)?,
             };
             (share, *policy)
         }
@@ -106,12 +108,16 @@ fn compute(cores: u64, policy: Policy, wish: &Wish) -> ComputeLimit {
     let Ok(cores) = u32::try_from(cores) else { return ComputeLimit::NONE };
     // VGPU-Manager and HAMi: a whole GPU's time has no limit. The kubelet's count is followed as it is.
     let is_whole = u64::from(cores) >= CORES && matches!(wish, Wish::Said { .. });
-    match policy {
+    let is_low = matches!(wish, Wish::Said { need, .. } if need.priority == Priority::Low);
+    let limit = match policy {
+        Policy::None => return ComputeLimit::NONE,
+        // Others come first, so it has to ask.
+        _ if (cores == 0 || is_whole) && is_low => ComputeLimit::fixed(PPM_ONE),
         _ if cores == 0 || is_whole => ComputeLimit::NONE,
-        Policy::None => ComputeLimit::NONE,
         Policy::Fixed => ComputeLimit::fixed(cores * CORE_PPM),
         Policy::Balance => ComputeLimit::balance(cores * CORE_PPM, cores),
-    }
+    };
+    if is_low { ComputeLimit { priority: Priority::Low, ..limit } } else { limit }
 }
 
 #[cfg(test)]
@@ -172,8 +178,32 @@ mod tests {
         claims: Vec<Claim>,
         scaling: Scaling,
     ) -> Part {
-        let need = Need { dialect: Dialect::VgpuManager, places: 1, cores, memory };
+        let (dialect, priority) = (Dialect::VgpuManager, Priority::High);
+        let need = Need { dialect, places: 1, cores, memory, priority, milli_tflops: 0 };
         part(&Wish::Said { need, claims, policy }, &GPU, &pool(scaling)).unwrap()
+    }
+
+    #[test]
+    fn who_lets_others_come_first_has_to_ask_for_time() {
+        let of = |cores, policy| {
+            let (dialect, priority) = (Dialect::Hami, Priority::Low);
+            let need = Need {
+                dialect,
+                places: 1,
+                cores,
+                memory: MemoryNeed::Whole,
+                priority,
+                milli_tflops: 0,
+            };
+            let wish = Wish::Said { need, claims: vec![], policy };
+            part(&wish, &GPU, &pool(Scaling::ONCE)).unwrap().limits.compute
+        };
+        let low = |limit| ComputeLimit { priority: Priority::Low, ..limit };
+        assert_eq!(of(10, Policy::Fixed), low(ComputeLimit::fixed(100_000)));
+        assert_eq!(of(10, Policy::Balance), low(ComputeLimit::balance(100_000, 10)));
+        assert_eq!(of(0, Policy::Fixed), low(ComputeLimit::fixed(PPM_ONE)));
+        assert_eq!(of(100, Policy::Balance), low(ComputeLimit::fixed(PPM_ONE)));
+        assert_eq!(of(10, Policy::None), ComputeLimit::NONE);
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::time::Duration;
 use api_server::{CallError, ConnectError, answered, insisted, watched};
 use dialects::claims::ContainerClaims;
 use dialects::pods::{self, has_ended, has_succeeded, is_allocating};
+use dialects::table::Phase;
 use dialects::{Claim, Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Container, Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher;
@@ -118,8 +119,9 @@ impl Cluster {
             status.phase.as_deref() == Some("Failed")
                 && status.reason.as_deref() == Some("UnexpectedAdmissionError")
         });
-        let is_ours =
-            || pods::containers(&pod).any(|one| matches!(pods::need(one, dialects), Ok(Some(_))));
+        let is_ours = || {
+            pods::containers(&pod).any(|one| matches!(pods::need(&pod, one, dialects), Ok(Some(_))))
+        };
         if self.reschedule && failed && pod.metadata.deletion_timestamp.is_none() && is_ours() {
             let cluster = self.clone();
             tokio::spawn(async move { cluster.reschedule(&pod).await });
@@ -180,7 +182,8 @@ impl Cluster {
     fn next_of(&self, pods: &[Arc<Pod>], dialect: Dialect, count: usize) -> Option<Vec<GpuId>> {
         let names = dialect.annotations();
         let time = |pod: &Pod| -> u64 {
-            pods::annotation(pod, names.time).and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
+            let said = names.time.and_then(|name| pods::annotation(pod, name));
+            said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
         };
         let mut pods: Vec<&Arc<Pod>> =
             pods.iter().filter(|pod| is_allocating(pod, dialect)).collect();
@@ -191,7 +194,12 @@ impl Cluster {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             for container in pods::containers(pod) {
                 let own = claims.of(&container.name).unwrap_or_default();
-                if own.len() == count && told.insert((uid.clone(), container.name.clone())) {
+                // By which number the kubelet asks. Of vgpu.rs it is the pod's own.
+                let is_it = match dialect {
+                    Dialect::VgpuRs => !own.is_empty() && asks_for(pod, container, dialect, count),
+                    _ => own.len() == count,
+                };
+                if is_it && told.insert((uid.clone(), container.name.clone())) {
                     return Some(own.iter().map(|claim| claim.gpu).collect());
                 }
             }
@@ -217,18 +225,22 @@ impl Cluster {
 
     async fn write_allocated(&self, pod: &Pod, dialect: Dialect, real: &PodClaims) {
         let names = dialect.annotations();
+        let (Some(own), Some(phase)) = (names.real, names.phase) else { return };
         let was_scheduled = is_allocating(pod, dialect);
         let counted = pods::counted(pod);
         let mut annotations = serde_json::Map::new();
         if dialect == Dialect::VgpuManager {
-            annotations.insert(names.real.to_owned(), real.write(dialect, &counted).into());
+            let text = real.write(dialect, &counted);
+            if pods::annotation(pod, own) != Some(&text) {
+                annotations.insert(own.to_owned(), text.into());
+            }
         } else if was_scheduled {
             let nothing = PodClaims::default().write(dialect, &counted);
             annotations.insert(names.claimed.to_owned(), nothing.into());
         }
         let mut metadata = json!({});
         if was_scheduled {
-            set_phase(&mut metadata, dialect, names.phase.succeeded);
+            set_phase(&mut metadata, phase, phase.succeeded);
         }
         for (name, value) in annotations {
             metadata["annotations"][name] = value;
@@ -266,13 +278,15 @@ impl Cluster {
             let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
             cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
             for dialect in Dialect::ALL {
+                let names = dialect.annotations();
+                let Some(phase) = names.phase else { continue };
                 let was_scheduled = is_allocating(&pod, dialect);
                 // It has when the first container starts, and the second may be refused.
                 if was_scheduled || has_succeeded(&pod, dialect) {
                     let mut metadata = json!({});
-                    set_phase(&mut metadata, dialect, dialect.annotations().phase.failed);
+                    set_phase(&mut metadata, phase, phase.failed);
                     cluster.patch_pod(&pod, metadata).await;
-                    if let Some(lock) = dialect.annotations().lock.filter(|_| was_scheduled) {
+                    if let Some(lock) = names.lock.filter(|_| was_scheduled) {
                         cluster.release(lock, &pod).await;
                     }
                 }
@@ -383,6 +397,12 @@ impl Cluster {
     }
 }
 
+/// Whether a container asks for so many ids.
+fn asks_for(pod: &Pod, container: &Container, dialect: Dialect, count: usize) -> bool {
+    let need = pods::need(pod, container, &[dialect]).ok().flatten();
+    need.is_some_and(|need| usize::try_from(need.places) == Ok(count))
+}
+
 /// Writes what a scheduler or a controller waits for: also after a time without an API server.
 async fn insist<T, F>(what: &str, call: impl Fn() -> F) -> Result<T, CallError>
 where
@@ -393,8 +413,7 @@ where
     written.inspect_err(|error| tracing::warn!(%error, what, "is not written"))
 }
 
-fn set_phase(metadata: &mut Value, dialect: Dialect, value: &str) {
-    let phase = dialect.annotations().phase;
+fn set_phase(metadata: &mut Value, phase: Phase, value: &str) {
     let kind = if phase.is_label { "labels" } else { "annotations" };
     metadata[kind][phase.name] = value.into();
 }

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use dialects::table::RESOURCES;
 use dialects::{Counts, Resource, Share};
 use limits::GpuId;
 
@@ -33,14 +34,22 @@ pub(crate) fn hidden(
     in_use: &BTreeMap<&'static str, BTreeSet<String>>,
 ) -> Hidden {
     let none = BTreeSet::new();
-    let full = places_without_memory(pool, taken);
+    let full = without_memory(pool, taken);
     let of = |resource: &Resource| {
-        if resource.counts == Counts::Places {
+        if resource.counts.is_place() {
             let (own, others): (Vec<&Taken>, Vec<&Taken>) =
                 taken.iter().partition(|one| one.resource == resource.name);
             let is_own = |id: &String| own.iter().any(|one| one.places.contains(id));
-            let left = full.iter().filter(|id| !is_own(id)).cloned();
-            return others.iter().flat_map(|one| one.places.iter().cloned()).chain(left).collect();
+            let ids = pool.ids(resource.counts);
+            let left = ids.filter(|(id, _)| full.contains(&id.gpu)).map(|(id, _)| id.to_string());
+            let left = left.filter(|id| !is_own(id));
+            // An index takes nobody's place.
+            let is_index = |one: &&&Taken| {
+                RESOURCES.iter().any(|row| row.name == one.resource && row.counts == Counts::Index)
+            };
+            let places = resource.counts == Counts::Places;
+            let taken = others.iter().filter(|one| places && !is_index(one));
+            return taken.flat_map(|one| one.places.iter().cloned()).chain(left).collect();
         }
         let used = in_use.get(resource.name).unwrap_or(&none);
         units(pool, resource.counts, taken, used)
@@ -49,7 +58,8 @@ pub(crate) fn hidden(
     all.filter(|(_, ids): &(_, BTreeSet<String>)| !ids.is_empty()).collect()
 }
 
-fn places_without_memory(pool: &Pool, taken: &[Taken]) -> Vec<String> {
+/// The GPUs whose memory is promised in full.
+fn without_memory(pool: &Pool, taken: &[Taken]) -> BTreeSet<GpuId> {
     let is_full = |id: GpuId| {
         let total =
             pool.gpus().iter().find(|gpu| gpu.id == id).map(|gpu| pool.total(gpu).memory_mib);
@@ -58,10 +68,7 @@ fn places_without_memory(pool: &Pool, taken: &[Taken]) -> Vec<String> {
         // A total of 0: the driver does not tell.
         total.is_some_and(|total| total > 0 && sum >= total)
     };
-    let full: BTreeSet<GpuId> =
-        pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect();
-    let places = pool.ids(Counts::Places).filter(|(id, _)| full.contains(&id.gpu));
-    places.map(|(id, _)| id.to_string()).collect()
+    pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect()
 }
 
 fn units(
@@ -159,9 +166,22 @@ mod tests {
             |all: &[u32]| all.iter().map(|at| format!("{}::{at}", gpu(0))).collect::<BTreeSet<_>>();
         assert_eq!(found["nvidia.com/vgpu-number"], ids(&[0, 1, 3]));
         assert_eq!(found["nvidia.com/gpu"], ids(&[0, 1, 2, 3]));
+        assert_eq!(found["tensor-fusion.ai/index"].len(), 2048);
+        assert!(found["tensor-fusion.ai/index"].contains(&format!("{}::i2047", gpu(0))));
         let nearly = [taken("nvidia.com/vgpu-number", 2, 100, 999)];
         let found = hidden(&pool(), &resources(), &nearly, &BTreeMap::new());
         assert_eq!(found.get("nvidia.com/vgpu-number"), None);
+    }
+
+    #[test]
+    fn an_index_takes_no_place_and_what_it_has_is_gone() {
+        let id = format!("{}::i5", gpu(0));
+        let half = Taken { places: [id].into(), ..taken("tensor-fusion.ai/index", 0, 50, 500) };
+        let found = hidden(&pool(), &resources(), &[half], &BTreeMap::new());
+        assert_eq!(found.get("nvidia.com/vgpu-number"), None);
+        assert_eq!(found.get("tensor-fusion.ai/index"), None);
+        assert_eq!(found["nvidia.com/vgpu-cores"].len(), 50);
+        assert_eq!(found["volcano.sh/vgpu-memory"].len(), 50);
     }
 
     proptest! {

@@ -66,7 +66,7 @@ impl Containers {
                     let Some(resource) = resource else { continue };
                     let known = ids.entry(resource.counts).or_default();
                     known.extend(part.device_ids.iter().map(String::as_str));
-                    if resource.counts != Counts::Places {
+                    if !resource.counts.is_place() {
                         in_use
                             .entry(resource.name)
                             .or_default()
@@ -78,16 +78,18 @@ impl Containers {
                     u64::try_from(found).unwrap_or(u64::MAX)
                 };
                 let asked = Asked { cores: count(Counts::Cores), memory: count(Counts::Memory) };
-                let Some(places) = ids.get(&Counts::Places).filter(|ids| !ids.is_empty()) else {
+                let places = [Counts::Places, Counts::Index].iter().filter_map(|one| ids.get(one));
+                let places: BTreeSet<String> = places.flatten().map(|&id| id.to_owned()).collect();
+                if places.is_empty() {
                     continue;
-                };
+                }
                 listed.push(Listed {
                     holder: Holder {
                         namespace: pod.namespace.clone(),
                         pod: pod.name.clone(),
                         container: container.name.clone(),
                     },
-                    places: places.iter().map(|&id| id.to_owned()).collect(),
+                    places,
                     asked,
                 });
             }

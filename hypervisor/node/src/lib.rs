@@ -11,6 +11,7 @@ mod amounts;
 mod chain;
 mod cluster;
 mod device_files;
+mod driver_libraries;
 mod events;
 mod hidden;
 mod identity;
@@ -77,6 +78,9 @@ pub enum NodeError {
     /// Containers cannot be made to load the limiter.
     #[error(transparent)]
     Injection(#[from] InjectionError),
+    /// Containers would have no driver.
+    #[error("--devices mounts: {0}")]
+    Driver(String),
     /// The devices cannot be seen.
     #[error("no GPU can be seen: {0}; --nvml names the driver's NVML")]
     Blind(Blind),
@@ -128,7 +132,9 @@ pub async fn serve(
 ) -> Result<(), NodeError> {
     let resources = options.resources()?;
     let plugins = options.plugin_folder()?;
+    let info = Arc::new(options.gpu_info()?);
     injection::check(&options.library)?;
+    let driver = driver_folder(options)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
     let preload = allocations
         .write_preload(&injection::preloaded())
@@ -139,8 +145,10 @@ pub async fn serve(
     let mut sight = Seen::default();
     let _watch = observer::Watch::start(source, move |news| _ = see.send(sight.take(news)))
         .map_err(NodeError::Threads)?;
-    let pool_of =
-        |gpus| Pool::new(gpus, options.split, options.memory_factor).scaled(options.scaling);
+    let pool_of = |gpus| {
+        let pool = Pool::new(gpus, options.split, options.memory_factor);
+        pool.scaled(options.scaling).informed(Arc::clone(&info))
+    };
     let first = tokio::time::timeout(FIRST_LOOK, seen.recv()).await.ok().flatten();
     let first = first.ok_or(NodeError::Silent)?.map_err(NodeError::Blind)?;
     let first = pool_of(first);
@@ -149,6 +157,7 @@ pub async fn serve(
     }
     tell(&first);
     let (news, pool) = watch::channel(Arc::new(first));
+    tell_unknown(&pool.borrow(), &options.dialects);
     for (gate, why) in options.gates.idle() {
         tracing::warn!(gate, why, "the feature gate has no effect here");
     }
@@ -160,7 +169,8 @@ pub async fn serve(
             let reschedule = options.gates.is_open(Gate::Reschedule);
             let (cluster, keep) = Cluster::of(cluster, Arc::clone(&dialects), reschedule).await?;
             tasks.spawn(async { match keep.await {} });
-            let registers = registers::keep(cluster.clone(), pool.clone(), Arc::clone(&dialects));
+            let (own, form) = (Arc::clone(&dialects), options.hami);
+            let registers = registers::keep(cluster.clone(), pool.clone(), own, form);
             tasks.spawn(async { match registers.await {} });
             let people = People {
                 cluster: cluster.clone(),
@@ -192,6 +202,7 @@ pub async fn serve(
             allocations: Arc::clone(&allocations),
             files: DeviceFiles::default(),
             devices: options.devices,
+            driver: driver.clone(),
             injection: injection.clone(),
             resolver: resolver.clone(),
             hidden: hidden.clone(),
@@ -242,6 +253,17 @@ pub async fn serve(
     ended
 }
 
+/// Where the driver's libraries are, if they are to be mounted.
+fn driver_folder(options: &Options) -> Result<Option<PathBuf>, NodeError> {
+    if options.devices != DeviceList::Mounts {
+        return Ok(None);
+    }
+    let found = driver_libraries::find(options.driver.as_deref());
+    let folder = found.map_err(|error| NodeError::Driver(error.to_string()))?;
+    tracing::info!(folder = %folder.display(), "mounts the driver's libraries");
+    Ok(Some(folder))
+}
+
 /// Follows what containers have by the names of each resource.
 async fn keep_hidden(
     allocations: Arc<Allocations>,
@@ -268,6 +290,15 @@ async fn keep_hidden(
         if changed.is_err() {
             return NodeError::Silent;
         }
+    }
+}
+
+/// Where a pod's TFLOPS are no part of anything.
+fn tell_unknown(pool: &Pool, dialects: &[Dialect]) {
+    let unknown = pool.gpus().iter().filter(|gpu| pool.milli_tflops(gpu).is_none());
+    for gpu in unknown.filter(|_| dialects.contains(&Dialect::VgpuRs)) {
+        let (id, product) = (gpu.id, gpu.product.as_str());
+        tracing::warn!(gpu = %id, product, "not in --gpu-info: tflops-limit limits nothing on it");
     }
 }
 

@@ -137,7 +137,7 @@ pub(crate) fn told(gpu: GpuId, before: Share, after: Share) -> String {
 mod tests {
     use super::*;
     use dialects::{Dialect, MemoryNeed, Need};
-    use limits::{ComputeLimit, MemoryLimit, Policy};
+    use limits::{ComputeLimit, MemoryLimit, Policy, Priority};
 
     type Said = Vec<(String, Option<u64>, Option<u64>)>;
 
@@ -195,7 +195,8 @@ mod tests {
         };
         let pool = Pool::new(vec![gpu.clone()], 4.try_into().unwrap(), 1.try_into().unwrap());
         let memory = MemoryNeed::Units(1024);
-        let need = Need { dialect: Dialect::VgpuManager, places: 1, cores: 10, memory };
+        let (dialect, priority) = (Dialect::VgpuManager, Priority::High);
+        let need = Need { dialect, places: 1, cores: 10, memory, priority, milli_tflops: 0 };
         let wish = Wish::Said { need, claims: vec![], policy: Policy::Fixed };
         let of = |cores, memory_mib| {
             let change = Change { cores, memory_mib };

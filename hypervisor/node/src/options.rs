@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use dialects::gates::FeatureGates;
+use dialects::registers::HamiForm;
 use dialects::table::offered;
+use dialects::vgpu_rs::{GpuInfo, GpuInfoError};
 use dialects::{Dialect, Resource};
 
 use crate::cluster::ClusterOptions;
@@ -30,11 +32,13 @@ pub enum DeviceList {
     Files,
     /// The container runtime has NVIDIA's CDI file, which names both.
     Cdi,
+    /// They are named, and the driver's libraries are mounted: the container runtime knows nothing of NVIDIA's.
+    Mounts,
 }
 
 impl DeviceList {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Files, Self::Cdi];
+    pub const ALL: [Self; 3] = [Self::Files, Self::Cdi, Self::Mounts];
 
     /// Its name in options.
     #[must_use]
@@ -42,13 +46,14 @@ impl DeviceList {
         match self {
             Self::Files => "files",
             Self::Cdi => "cdi",
+            Self::Mounts => "mounts",
         }
     }
 }
 
 /// A text that names no such way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to name devices: files and cdi are accepted")]
+#[error("{0:?} is no way to name devices: files, cdi and mounts are accepted")]
 pub struct DeviceListError(String);
 
 impl FromStr for DeviceList {
@@ -81,8 +86,14 @@ pub struct Options {
     pub daemon: PathBuf,
     /// How containers get device files.
     pub devices: DeviceList,
+    /// The node's folder of the driver's libraries. `None`: it is looked for.
+    pub driver: Option<PathBuf>,
     /// How often what a GPU has may be promised.
     pub scaling: Scaling,
+    /// The file that says how many TFLOPS GPUs have, for pods of vgpu.rs.
+    pub gpu_info: Option<PathBuf>,
+    /// In which form HAMi's schedulers are told of the devices.
+    pub hami: HamiForm,
     /// Where pods say what they ask for. `None`: the kubelet's counts are all that is known.
     pub cluster: Option<ClusterOptions>,
 }
@@ -91,7 +102,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
     /// Nothing is to be offered.
-    #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
+    #[error("no dialect is chosen: vgpu-manager, volcano, hami and vgpu-rs are accepted")]
     NoDialect,
     /// A folder has to be named from the root: the kubelet mounts it.
     #[error("{option} {folder}: a path that begins with / is accepted", folder = folder.display())]
@@ -100,6 +111,14 @@ pub enum OptionsError {
         option: &'static str,
         /// Its value.
         folder: PathBuf,
+    },
+    /// What GPUs can do cannot be read.
+    #[error("--gpu-info {file}: {why}", file = file.display())]
+    GpuInfo {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        why: String,
     },
     /// Containers see the daemon's folder, and must not see what others have.
     #[error(
@@ -131,6 +150,14 @@ impl Options {
     pub(crate) fn resources(&self) -> Result<Vec<Resource>, OptionsError> {
         let resources = offered(&self.dialects, &self.gates);
         if resources.is_empty() { Err(OptionsError::NoDialect) } else { Ok(resources) }
+    }
+
+    /// What GPUs can do. Empty: nobody says it.
+    pub(crate) fn gpu_info(&self) -> Result<GpuInfo, OptionsError> {
+        let Some(file) = &self.gpu_info else { return Ok(GpuInfo::default()) };
+        let wrong = |why| OptionsError::GpuInfo { file: file.clone(), why };
+        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        text.parse().map_err(|error: GpuInfoError| wrong(error.to_string()))
     }
 
     /// The folder of plugins. It is not made: without it there is no kubelet here.

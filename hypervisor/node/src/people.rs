@@ -128,11 +128,13 @@ impl People {
         match worked.await {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((said, dialect)))) => {
+                // An earlier run may have ended before it told of it.
+                self.write_real(&held.holder, dialect);
+                let Some(said) = said else { return };
                 tracing::info!(holder = %held.holder, said, "its limits are changed");
                 let note = format!("limits changed: container {container}: {said}");
                 let told = Told::once(Kind::Normal, "GPULimitsChanged", "ChangeLimits", note);
                 self.tell(about, told);
-                self.write_real(&held.holder, dialect);
             }
             Ok(Err(reason)) => {
                 let note = format!("limits not changed: container {container}: {LIMITS}: {reason}");
@@ -144,16 +146,17 @@ impl People {
         }
     }
 
-    /// Returns what has changed, in words. Touches files, and waits until processes have taken it.
+    /// Returns what has changed, in words, if anything is now promised that was not. Touches files, and waits until
+    /// processes have taken it.
     fn change(
         &self,
         held: &Held,
         pod: &Pod,
         text: Option<&str>,
-    ) -> Result<Option<(String, Dialect)>, NotChanged> {
+    ) -> Result<Option<(Option<String>, Dialect)>, NotChanged> {
         let mut own = Vec::new();
         for container in pods::containers(pod) {
-            if pods::need(container, &self.dialects).map_err(WordsError::from)?.is_some() {
+            if pods::need(pod, container, &self.dialects).map_err(WordsError::from)?.is_some() {
                 own.push(container.name.as_str());
             }
         }
@@ -175,13 +178,13 @@ impl People {
         };
         let said = parts.iter().map(|part| live::told(part.gpu, before(part.gpu), part.share));
         let said: Vec<String> = said.filter(|words| !words.is_empty()).collect();
-        if said.is_empty() {
-            return Ok(None);
-        }
         let (holder, daemon) = (held.holder.clone(), self.daemon.to_path_buf());
         let decision = Decision { holder, parts, policy, daemon };
+        // Also where nothing else is promised: an earlier run may have ended before the pages had it.
         let took = self.allocations.change(&held.key, &decision)?;
-        Ok(Some((format!("{}; {}", said.join("; "), seen_by(&took)), dialect)))
+        let is_new = !said.is_empty();
+        let said = is_new.then(|| format!("{}; {}", said.join("; "), seen_by(&took)));
+        Ok(Some((said, dialect)))
     }
 
     /// Schedulers of VGPU-Manager's dialect count what stands there.

@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::allocations::{AllocateError, Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
+use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
@@ -27,11 +28,11 @@ use crate::proto::{
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
-use dialects::{Counts, Resource};
+use dialects::Resource;
 
 /// What NVIDIA's CDI file calls a GPU.
 const CDI: &str = "nvidia.com/gpu";
-/// For NVIDIA's container runtime: CDI brings the devices.
+/// For NVIDIA's container runtime: others bring the devices.
 const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -46,6 +47,8 @@ pub(crate) struct Offer {
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) files: DeviceFiles,
     pub(crate) devices: DeviceList,
+    /// The folder of the driver's libraries, if they are mounted.
+    pub(crate) driver: Option<PathBuf>,
     pub(crate) injection: Injection,
     pub(crate) resolver: Resolver,
     /// What containers have by other names.
@@ -59,6 +62,8 @@ enum Refusal {
     Pool(#[from] PoolError),
     #[error(transparent)]
     Files(#[from] FilesError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     #[error("the allocation's folder: {0}")]
@@ -76,6 +81,7 @@ impl From<Refusal> for Status {
             }
             Refusal::Pool(_)
             | Refusal::Files(_)
+            | Refusal::Driver(_)
             | Refusal::Undecided(_)
             | Refusal::Allocate(AllocateError::Taken { .. }) => Self::failed_precondition(said),
             Refusal::Folder(_) | Refusal::Allocate(AllocateError::Folder(_)) => {
@@ -87,7 +93,7 @@ impl From<Refusal> for Status {
 
 impl Offer {
     pub(crate) fn options(&self) -> DevicePluginOptions {
-        let places = self.resource.counts == Counts::Places;
+        let places = self.resource.counts.is_place();
         DevicePluginOptions {
             pre_start_required: places,
             get_preferred_allocation_available: places,
@@ -113,7 +119,7 @@ impl Offer {
     /// The files to be named. With CDI none are: its file has them.
     fn device_files(&self, allocation: &Allocation) -> Result<Vec<PathBuf>, FilesError> {
         match self.devices {
-            DeviceList::Files => self.files.of(&allocation.gpus),
+            DeviceList::Files | DeviceList::Mounts => self.files.of(&allocation.gpus),
             DeviceList::Cdi => Ok(Vec::new()),
         }
     }
@@ -122,14 +128,16 @@ impl Offer {
     fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
         // What a container needs of its GPUs comes with its places. The others are counted by the kubelet alone.
-        if self.resource.counts != Counts::Places {
+        if !self.resource.counts.is_place() {
             return Ok(ContainerAllocateResponse::default());
         }
         let files = self.device_files(&allocation)?;
+        let libraries = self.driver.as_deref().map(driver_libraries::mounts).transpose()?;
         self.allocations.allocate(&self.resource, &allocation)?;
         let mut mounts = self.injection.mounts()?;
         mounts.push(mount(&self.allocations.of(&allocation.key), FOLDER, true));
         mounts.push(mount(&self.allocations.session_of(&allocation.key), SESSION, false));
+        mounts.extend(libraries.into_iter().flatten());
         let Allocation { key, gpus, .. } = allocation;
         let visible: Vec<String> = gpus.iter().map(ToString::to_string).collect();
         let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
@@ -141,6 +149,7 @@ impl Offer {
         tracing::info!(resource = self.resource.name, key = key.as_str(), gpus = ?visible, "allocates");
         let (seen, cdi_devices) = match self.devices {
             DeviceList::Files => (visible.join(","), Vec::new()),
+            DeviceList::Mounts => (NONE_VISIBLE.to_owned(), Vec::new()),
             DeviceList::Cdi => {
                 let named = visible.iter().map(|gpu| CdiDevice { name: format!("{CDI}={gpu}") });
                 (NONE_VISIBLE.to_owned(), named.collect())

@@ -1,14 +1,16 @@
 //! One pool of GPUs, whatever the names are under which pods ask. No I/O and no clock.
 //!
 //! An id belongs to a GPU and counts one thing on it: `GPU-…::3` is a place, `GPU-…::c3` a core, `GPU-…::m3` a unit
-//! of memory. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
+//! of memory; `GPU-…::i3` counts nothing. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
 //! allocation.
 
 use core::cmp::Reverse;
 use core::fmt;
 use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use dialects::vgpu_rs::GpuInfo;
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
@@ -16,6 +18,8 @@ use dialects::{CORES, Claim, Counts, Resource, Share};
 
 /// How long a message the kubelet takes.
 const MOST_MESSAGE: u64 = 4 << 20;
+/// How many ids a GPU has that count nothing. vgpu.rs's pods ask for 1 to 512 of them.
+const INDICES: u64 = 2048;
 /// What a device is in such a message beside its id: its health, tags and lengths.
 const BESIDE_ID: u64 = 16;
 
@@ -47,6 +51,7 @@ impl UnitId {
         let (counts, digits) = match rest.as_bytes().first()? {
             b'c' => (Counts::Cores, &rest[1..]),
             b'm' => (Counts::Memory, &rest[1..]),
+            b'i' => (Counts::Index, &rest[1..]),
             _ => (Counts::Places, rest),
         };
         let id = Self { gpu: gpu.parse().ok()?, counts, number: digits.parse().ok()? };
@@ -61,6 +66,7 @@ impl fmt::Display for UnitId {
             Counts::Places => "",
             Counts::Cores => "c",
             Counts::Memory => "m",
+            Counts::Index => "i",
         };
         write!(f, "{}::{letter}{}", self.gpu, self.number)
     }
@@ -156,6 +162,20 @@ pub enum PoolError {
         "two ids are of {0}: each part of a GPU that a container asks for has to be on a GPU of its own"
     )]
     SameGpu(GpuId),
+    /// A container has a part of each GPU by one id of it at least.
+    #[error(
+        "{asked} of {resource} are asked for, and its scheduler has claimed {claimed} GPUs with {free} ids left: as many ids as GPUs are needed"
+    )]
+    Indices {
+        /// How many are asked for.
+        asked: usize,
+        /// The resource.
+        resource: &'static str,
+        /// On how many GPUs.
+        claimed: usize,
+        /// How many these have left.
+        free: usize,
+    },
     /// There are not so many GPUs with room.
     #[error(
         "{asked} of {resource} are asked for, and {possible} GPUs have room: each part has to be on a GPU of its own"
@@ -178,6 +198,7 @@ pub struct Pool {
     split: NonZeroU32,
     memory_factor: NonZeroU32,
     scaling: Scaling,
+    info: Arc<GpuInfo>,
 }
 
 /// How often what a GPU has may be promised, in hundredths.
@@ -197,8 +218,20 @@ impl Scaling {
 impl Pool {
     /// These GPUs, in the node's order, each for so many containers, with memory in units of so many MiB.
     #[must_use]
-    pub const fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
-        Self { gpus, split, memory_factor, scaling: Scaling::ONCE }
+    pub fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
+        Self { gpus, split, memory_factor, scaling: Scaling::ONCE, info: Arc::default() }
+    }
+
+    /// The same, with what GPUs can do.
+    #[must_use]
+    pub fn informed(self, info: Arc<GpuInfo>) -> Self {
+        Self { info, ..self }
+    }
+
+    /// What a GPU can do, in thousandths of a TFLOPS. `None`: nobody has said it.
+    #[must_use]
+    pub fn milli_tflops(&self, gpu: &Gpu) -> Option<u64> {
+        self.info.milli_tflops(&gpu.product)
     }
 
     /// The same, promised so often.
@@ -253,13 +286,14 @@ impl Pool {
     #[must_use]
     pub fn without_health(&self) -> Self {
         let gpus = self.gpus.iter().map(|gpu| Gpu { healthy: false, ..gpu.clone() }).collect();
-        Self { gpus, ..*self }
+        Self { gpus, ..self.clone() }
     }
 
     /// How many of it a GPU has.
     fn units(&self, gpu: &Gpu, counts: Counts) -> u64 {
         match counts {
             Counts::Places => u64::from(self.split.get()),
+            Counts::Index => INDICES,
             Counts::Cores => self.total(gpu).cores,
             Counts::Memory => self.total(gpu).memory_mib / u64::from(self.memory_factor.get()),
         }
@@ -290,7 +324,7 @@ impl Pool {
         }
         let gpus = u64::try_from(self.gpus.len()).unwrap_or(u64::MAX);
         Err(match counts {
-            Counts::Places | Counts::Cores => {
+            Counts::Places | Counts::Cores | Counts::Index => {
                 PoolError::SplitTooFine { resource: name, ids, split: most / gpus }
             }
             Counts::Memory => {
@@ -363,7 +397,7 @@ impl Pool {
         let mut on = BTreeSet::new();
         for text in must {
             let (id, gpu) = self.id(resource, text)?;
-            if !on.insert(gpu.id) {
+            if !on.insert(gpu.id) && resource.counts == Counts::Places {
                 return Err(PoolError::SameGpu(gpu.id));
             }
             chosen.push(id);
@@ -371,13 +405,20 @@ impl Pool {
         let mut free: BTreeMap<GpuId, BTreeSet<UnitId>> = BTreeMap::new();
         for text in available {
             let (id, gpu) = self.id(resource, text)?;
-            if gpu.healthy && !on.contains(&gpu.id) {
+            let is_of_own = on.contains(&gpu.id) && resource.counts == Counts::Places;
+            if gpu.healthy && !is_of_own {
                 free.entry(gpu.id).or_default().insert(id);
             }
         }
         let place = |gpu: &GpuId| self.gpus.iter().position(|one| one.id == *gpu);
         let mut order: Vec<(GpuId, BTreeSet<UnitId>)> = free.into_iter().collect();
         order.sort_by_key(|(gpu, ids)| (!claimed.contains(gpu), Reverse(ids.len()), place(gpu)));
+        if resource.counts == Counts::Index {
+            let is_anywhere = claimed.is_empty() && on.is_empty();
+            order.retain(|(gpu, _)| is_anywhere || claimed.contains(gpu) || on.contains(gpu));
+            order.truncate(claimed.len().max(1));
+            return indices(resource, order, chosen, count);
+        }
         let possible = chosen.len() + order.len();
         if possible < count {
             return Err(PoolError::TooFewGpus { asked: count, resource: resource.name, possible });
@@ -387,6 +428,31 @@ impl Pool {
         chosen.extend(first.take(missing));
         Ok(chosen)
     }
+}
+
+/// One of each GPU, and then as many more as are asked for.
+fn indices(
+    resource: &Resource,
+    on: Vec<(GpuId, BTreeSet<UnitId>)>,
+    mut chosen: Vec<UnitId>,
+    count: usize,
+) -> Result<Vec<UnitId>, PoolError> {
+    let (mut first, mut more) = (Vec::new(), Vec::new());
+    let claimed = on.len();
+    for (gpu, ids) in on {
+        let has_one = chosen.iter().any(|id| id.gpu == gpu);
+        let mut ids = ids.into_iter().filter(|id| !chosen.contains(id));
+        first.extend(ids.next().filter(|_| !has_one));
+        more.extend(ids);
+    }
+    let missing = count.saturating_sub(chosen.len());
+    let free = first.len() + more.len();
+    if missing < first.len() || free < missing {
+        let resource = resource.name;
+        return Err(PoolError::Indices { asked: count, resource, claimed, free });
+    }
+    chosen.extend(first.into_iter().chain(more).take(missing));
+    Ok(chosen)
 }
 
 #[cfg(test)]

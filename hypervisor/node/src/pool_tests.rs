@@ -171,3 +171,26 @@ proptest! {
         }
     }
 }
+
+/// vgpu.rs's: how many ids a container gets is a number by which its pod is known.
+#[test]
+fn an_index_is_spread_over_just_the_gpus_that_are_claimed() {
+    let index = RESOURCES.iter().find(|row| row.counts == Counts::Index).unwrap();
+    let pool = pool(3, 4, 10);
+    let all = texts(&pool, Counts::Index);
+    let on = |count, claimed: &[GpuId], must: &[String]| {
+        let chosen = pool.preferred(index, &all, must, count, claimed)?;
+        let texts: Vec<String> = chosen.iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), count);
+        Ok::<_, PoolError>(pool.allocate(index, &texts)?.gpus)
+    };
+    assert_eq!(on(37, &[gpu(2), gpu(1)], &[]), Ok(vec![gpu(1), gpu(2)]));
+    assert_eq!(on(2, &[gpu(2), gpu(1)], &[]), Ok(vec![gpu(1), gpu(2)]));
+    assert_eq!(on(512, &[gpu(1)], &[]), Ok(vec![gpu(1)]));
+    assert_eq!(on(512, &[], &[]), Ok(vec![gpu(0)]));
+    assert_eq!(on(5, &[], &[format!("{}::i7", gpu(2))]), Ok(vec![gpu(2)]));
+    let said = on(1, &[gpu(0), gpu(1)], &[]).unwrap_err().to_string();
+    assert!(said.contains("has claimed 2 GPUs") && said.contains("as many ids as GPUs"), "{said}");
+    assert!(matches!(on(2049, &[gpu(0)], &[]), Err(PoolError::Indices { free: 2048, .. })));
+    assert_eq!(pool.check(index), Ok(()));
+}

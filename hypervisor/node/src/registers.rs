@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dialects::registers::{self, NodeConfig};
+use dialects::registers::{self, HamiForm, NodeConfig};
 use dialects::{Dialect, Registered};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -22,11 +22,12 @@ pub(crate) async fn keep(
     cluster: Cluster,
     mut pool: watch::Receiver<Arc<Pool>>,
     dialects: Arc<[Dialect]>,
+    form: HamiForm,
 ) -> Infallible {
     loop {
         let now = Arc::clone(&pool.borrow_and_update());
         let time = Timestamp::now().strftime("%Y.%m.%d %H:%M:%S").to_string();
-        let wait = match wanted(&now, &dialects, &time) {
+        let wait = match wanted(&now, &dialects, form, &time) {
             Ok(wanted) if cluster.annotate_node(&wanted).await.is_ok() => AGAIN,
             Ok(_) => SOON,
             Err(error) => {
@@ -44,6 +45,7 @@ pub(crate) async fn keep(
 fn wanted(
     pool: &Pool,
     dialects: &[Dialect],
+    form: HamiForm,
     time: &str,
 ) -> Result<Vec<(&'static str, String)>, registers::RegisterError> {
     let devices: Vec<Registered> = (0..)
@@ -72,7 +74,9 @@ fn wanted(
     let mut all = Vec::new();
     for dialect in dialects {
         let names = dialect.annotations();
-        all.push((names.register, registers::write(*dialect, &devices)?));
+        if let Some(name) = names.register {
+            all.push((name, registers::write(*dialect, form, &devices)?));
+        }
         if let Some(name) = names.config {
             all.push((name, registers::write_config(&config)?));
         }

@@ -160,17 +160,26 @@ impl Resolver {
     pub(crate) async fn tell(&self, holder: &Holder, containers: &Containers) {
         let Some(cluster) = &self.cluster else { return };
         let (mut dialect, mut all) = (None, Vec::new());
+        let held = self.allocations.held();
         for listed in containers.of_pod(holder) {
             let Ok(wish) = self.wish(listed).await else { continue };
             let Wish::Said { need, .. } = &wish else { continue };
+            // What it has by now may have been changed.
+            let own = held.iter().find(|one| one.holder == listed.holder);
             let gpus: BTreeSet<GpuId> =
                 listed.places.iter().filter_map(|id| id.split_once("::")?.0.parse().ok()).collect();
             let gpus: Vec<GpuId> = gpus.into_iter().collect();
-            let Ok(parts) = self.parts(listed, &wish, &gpus) else { continue };
+            let shares = match own {
+                Some(own) => own.shares.clone(),
+                None => {
+                    let Ok(parts) = self.parts(listed, &wish, &gpus) else { continue };
+                    parts.iter().map(|part| (part.gpu, part.share)).collect()
+                }
+            };
             dialect = Some(need.dialect);
             let pool = self.pool.borrow();
-            let claim = |part: &Part| pool.claim(part.gpu, part.share);
-            all.push((listed.holder.container.clone(), parts.iter().map(claim).collect()));
+            let claims = shares.into_iter().map(|(gpu, share)| pool.claim(gpu, share)).collect();
+            all.push((listed.holder.container.clone(), claims));
         }
         if let Some(dialect) = dialect {
             cluster.allocated(holder, dialect, all);
@@ -182,6 +191,8 @@ impl Resolver {
         let mut told = None;
         let mut undecided = BTreeMap::new();
         let mut allocatable = Allocatable::default();
+        // An earlier run may have ended before it told of them.
+        let mut untold = self.allocations.held();
         loop {
             tokio::time::sleep(self.pause()).await;
             allocatable.look(&self).await;
@@ -198,7 +209,8 @@ impl Resolver {
                     let work = move || own.act_on(waiting, &containers, wishes, asked);
                     match tokio::task::spawn_blocking(work).await {
                         Ok((now, decided)) => {
-                            for holder in &decided {
+                            let found = untold.drain(..).map(|held| held.holder);
+                            for holder in &found.chain(decided).collect::<BTreeSet<_>>() {
                                 self.tell(holder, &kept).await;
                             }
                             // Each once: this may go on for long.

@@ -42,7 +42,7 @@ pub(crate) fn wish(
 ) -> Result<Wish, WordsError> {
     let no_gpu = || WordsError::NoGpu(name.to_owned());
     let container = containers(pod).find(|container| container.name == name).ok_or_else(no_gpu)?;
-    let need = need(container, dialects)?.ok_or_else(no_gpu)?;
+    let need = need(pod, container, dialects)?.ok_or_else(no_gpu)?;
     let claims = claims(pod, need.dialect)?.of(name).unwrap_or_default().to_vec();
     let policy = annotation(pod, COMPUTE_POLICY).map_or(Ok(node), policy)?;
     Ok(Wish::Said { need, claims, policy })

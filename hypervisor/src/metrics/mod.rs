@@ -84,7 +84,7 @@ impl Collector for Exposition {
         self.daemon.tell(&mut families)?;
         devices::tell(&self.node, &mut families)?;
         observed::tell(&self.view, &mut families)?;
-        sessions::tell(&self.node, &self.view, &self.memory.names, &mut families)?;
+        sessions::tell(&self.node, &self.view, &self.memory, &mut families)?;
         sessions::tell_memory(&self.memory, &mut families)
     }
 }

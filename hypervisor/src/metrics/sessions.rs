@@ -1,31 +1,27 @@
 //! Sessions and their processes.
 
 use core::fmt::Error;
-use std::collections::BTreeMap;
 
 use ::limits::Policy;
-use session::kubelet_logs::PodContainer;
 use session::layout::MemoryKind;
 use session::ledger::RefusedFor;
 
 use super::family::{Families, Labels, ratio, seconds};
 use super::observed::memory_of_sessions;
-use crate::identity::{ContainerId, Owner};
+use crate::identity::Owner;
 use crate::node::measure::{AccountFigures, Figures, SessionFigures, WorkerFigures};
 use crate::page_memory::{MemoryFigures, PageKey, Sample};
 use observer::View;
 
-/// Containers of pods, as people know them.
-type Names = BTreeMap<ContainerId, PodContainer>;
-
-/// What together tells sessions apart. It is the same after a restart of the daemon. A container of a pod has its names,
-/// too: not by the labels that Prometheus uses for whom it asks.
-fn labels<'a>(owner: &Owner, session: &'a str, names: &'a Names) -> Labels<'a> {
+/// What together tells sessions apart. It is the same after a restart of the daemon. One that was given a name has it,
+/// and a container of a pod has its names: not by the labels that Prometheus uses for whom it asks.
+fn labels<'a>(owner: &Owner, session: &'a str, names: &'a Sample) -> Labels<'a> {
     let mut labels: Labels<'a> =
         vec![("session", session.into()), ("uid", owner.uid.to_string().into())];
+    labels.extend(names.called(owner, session).map(|called| ("called", called.into())));
     labels.extend(owner.container.map(|container| ("container", container.id.to_string().into())));
     labels.extend(owner.pod.map(|pod| ("pod", pod.to_string().into())));
-    if let Some(named) = owner.container.and_then(|container| names.get(&container.id)) {
+    if let Some(named) = owner.container.and_then(|container| names.names.get(&container.id)) {
         labels.push(("pod_namespace", named.namespace.as_str().into()));
         labels.push(("pod_name", named.pod.as_str().into()));
         labels.push(("container_name", named.container.as_str().into()));
@@ -36,12 +32,12 @@ fn labels<'a>(owner: &Owner, session: &'a str, names: &'a Names) -> Labels<'a> {
 fn of_account<'a>(
     session: &'a SessionFigures,
     account: &AccountFigures,
-    names: &'a Names,
+    names: &'a Sample,
 ) -> Labels<'a> {
     with(labels(&session.owner, &session.name, names), "uuid", account.uuid)
 }
 
-fn of_page<'a>(key: &'a PageKey, names: &'a Names) -> Labels<'a> {
+fn of_page<'a>(key: &'a PageKey, names: &'a Sample) -> Labels<'a> {
     with(labels(&key.owner, &key.session, names), "uuid", key.uuid)
 }
 
@@ -53,7 +49,7 @@ fn with<'a>(mut labels: Labels<'a>, name: &'static str, value: impl ToString) ->
 pub(super) fn tell(
     figures: &Figures,
     view: &View,
-    names: &Names,
+    names: &Sample,
     families: &mut Families<'_>,
 ) -> Result<(), Error> {
     let sessions = || {
@@ -89,7 +85,7 @@ pub(super) fn tell(
 
 fn tell_accounts(
     figures: &Figures,
-    names: &Names,
+    names: &Sample,
     families: &mut Families<'_>,
 ) -> Result<(), Error> {
     let accounts = || {
@@ -155,7 +151,7 @@ fn ceiling(account: &AccountFigures) -> f64 {
 
 fn tell_workers(
     figures: &Figures,
-    names: &Names,
+    names: &Sample,
     families: &mut Families<'_>,
 ) -> Result<(), Error> {
     let each = |value: fn(&WorkerFigures) -> f64| {
@@ -185,7 +181,7 @@ fn tell_workers(
 pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Result<(), Error> {
     let each = |value: fn(&MemoryFigures) -> Option<f64>| {
         let all = memory.sessions.iter();
-        all.filter_map(move |(key, figures)| Some((of_page(key, &memory.names), value(figures)?)))
+        all.filter_map(move |(key, figures)| Some((of_page(key, memory), value(figures)?)))
     };
     families.gauge(
         "sluice_session_memory_limit_bytes",
@@ -209,14 +205,14 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
         memory.sessions.iter().flat_map(|(key, figures)| {
             let reasons = RefusedFor::ALL.into_iter().zip(figures.refused_for);
             reasons.map(move |(reason, count)| {
-                (with(of_page(key, &memory.names), "reason", reason.word()), count as f64)
+                (with(of_page(key, memory), "reason", reason.word()), count as f64)
             })
         }),
     )?;
     let by_kind = memory.sessions.iter().flat_map(|(key, figures)| {
         let kinds = MemoryKind::ALL.into_iter().zip(figures.bytes);
         kinds.map(move |(kind, bytes)| {
-            (with(of_page(key, &memory.names), "kind", word(kind)), bytes as f64)
+            (with(of_page(key, memory), "kind", word(kind)), bytes as f64)
         })
     });
     families.gauge(
@@ -228,10 +224,7 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
         figures.processes.iter().flat_map(move |(pid, bytes)| {
             let kinds = MemoryKind::ALL.into_iter().zip(*bytes).filter(|(_, bytes)| *bytes > 0);
             kinds.map(move |(kind, bytes)| {
-                (
-                    with(with(of_page(key, &memory.names), "pid", pid), "kind", word(kind)),
-                    bytes as f64,
-                )
+                (with(with(of_page(key, memory), "pid", pid), "kind", word(kind)), bytes as f64)
             })
         })
     });

@@ -99,7 +99,9 @@ fn everything() -> Exposition {
         processes: BTreeMap::from([(4711, bytes)]),
     };
     let key = PageKey { owner, session, uuid: UUID };
-    let memory = Sample { sessions: [(key, memory)].into(), left_out: 11, at: None, names };
+    let own = BTreeMap::from([(key.session.clone(), "night \"run\"".to_owned())]);
+    let called = BTreeMap::from([(owner, own)]);
+    let memory = Sample { sessions: [(key, memory)].into(), left_out: 11, at: None, names, called };
     let refusals = vec![("too_many", 12), ("protocol", 13)];
     let daemon = DaemonFigures { ready: true, started_at: 1.8e9, log_lines_lost: 14, refusals };
     Exposition { daemon, node, view: view(), memory }

@@ -108,6 +108,7 @@ impl Node {
                 presence,
                 devices,
                 memory: memory(key, pages),
+                called: pages.called(&key.owner, &key.name).map(str::to_owned),
                 ..without_processes(key, session.id, session.frozen)
             }
         });
@@ -227,6 +228,7 @@ fn without_processes(key: &SessionKey, id: SessionId, frozen: bool) -> Session {
         }),
         pod: owner.pod.map(|pod| pod.to_string()),
         name: name.clone(),
+        called: None,
         presence: Presence::Restored,
         state: if frozen { SessionState::Frozen } else { SessionState::Running },
         pids: Vec::new(),

@@ -145,6 +145,7 @@ mod tests {
             }),
             pod: None,
             name: name.to_owned(),
+            called: None,
             presence: if id == 5 { Presence::Left } else { Presence::Active },
             state: api::SessionState::Running,
             pids: Vec::new(),

@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::spawn;
+use std::time::Duration;
 
 use protocol::record::{FigureSource, Sample};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -22,7 +24,7 @@ struct Busy {
     name: String,
     socket: PathBuf,
     // It ends after its program.
-    _daemon: Daemon,
+    daemon: Daemon,
 }
 
 impl Busy {
@@ -39,7 +41,7 @@ impl Busy {
         run.args(["--name", &name, "--daemon"]).arg(&daemon.socket);
         run.arg(sluice.built("tenant", "tenant"));
         let program = start(run.args(["dense", "--kernel-us", "2000", "--seconds", "300"]));
-        let busy = Self { _program: program, name, socket: daemon.socket.clone(), _daemon: daemon };
+        let busy = Self { _program: program, name, socket: daemon.socket.clone(), daemon };
         eventually("a share was delivered", || {
             let sample = busy.sample(sluice);
             let own =
@@ -62,6 +64,27 @@ impl Busy {
         let sample: Sample = serde_json::from_str(&stdout).unwrap();
         assert_eq!(serde_json::to_string(&sample).unwrap() + "\n", stdout);
         sample
+    }
+}
+
+/// Where no terminal of its user is: by the API, and in metrics.
+#[test]
+fn the_daemon_tells_the_name_that_a_session_was_given() {
+    let sluice = Sluice::new();
+    let busy = Busy::start(&sluice);
+    let client = &busy.daemon.client;
+    eventually("it is called so", || {
+        let list: api::SessionList =
+            client.get(api::path::SESSIONS, Duration::from_secs(20)).unwrap();
+        list.sessions.iter().any(|session| session.called.as_ref() == Some(&busy.name))
+    });
+    let mut stream = UnixStream::connect(&busy.socket).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let metrics = std::io::read_to_string(stream).unwrap();
+    let label = format!("called=\"{}\"", busy.name);
+    for name in ["sluice_session_share_ratio", "sluice_session_memory_limit_bytes"] {
+        let told = metrics.lines().any(|line| line.starts_with(name) && line.contains(&label));
+        assert!(told, "{name}: {metrics}");
     }
 }
 

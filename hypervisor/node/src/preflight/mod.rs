@@ -42,7 +42,10 @@ pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorR
     findings.look("driver", &[], || parts::driver(&gpus));
     findings.look("device files", &["driver"], || parts::device_files(&gpus));
     let is_simulated = is_simulated(&gpus);
-    findings.look("runtime", &[], || runtime::nvidia(options.devices, is_simulated, &host()));
+    findings.look("runtime", &[], || {
+        let (devices, driver) = (options.devices, options.driver.as_deref());
+        runtime::nvidia(devices, driver, is_simulated, &host())
+    });
     findings.look("cgroup", &[], || runtime::cgroup(Path::new("/proc")));
     findings.look("API server", &[], || cluster::reachable(options, on));
     findings.look("permissions", &["API server"], || cluster::permitted(options, on));

@@ -30,6 +30,7 @@ pub(super) fn user() -> Checked {
 pub(super) fn options(options: &Options) -> Checked {
     let mend = "hypervisor node --help";
     let resources = options.resources().map_err(|error| Wrong::broken(error.to_string(), mend))?;
+    options.gpu_info().map_err(|error| Wrong::broken(error.to_string(), mend))?;
     options.plugin_folder().map_err(|error| Wrong::broken(error.to_string(), NO_KUBELET))?;
     Ok(resources.iter().map(|resource| resource.name).collect::<Vec<_>>().join(", "))
 }

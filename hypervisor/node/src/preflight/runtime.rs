@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use protocol::findings::{Checked, Wrong};
 
 use crate::DeviceList;
+use crate::driver_libraries::{self, DriverError};
 
 /// Where container runtimes are told of NVIDIA's as the one that is taken if nothing is said.
 const CONFIGURED: [(&str, &str); 6] = [
@@ -20,7 +21,12 @@ const CDI: [&str; 3] = ["etc/cdi", "var/run/cdi", "run/cdi"];
 /// No such file is longer.
 const MOST_BYTES: u64 = 4 << 20;
 
-pub(super) fn nvidia(devices: DeviceList, is_simulated: bool, root: &Path) -> Checked {
+pub(super) fn nvidia(
+    devices: DeviceList,
+    driver: Option<&Path>,
+    is_simulated: bool,
+    root: &Path,
+) -> Checked {
     if is_simulated {
         return Ok("the simulated GPU needs none of NVIDIA's".to_owned());
     }
@@ -34,13 +40,22 @@ pub(super) fn nvidia(devices: DeviceList, is_simulated: bool, root: &Path) -> Ch
             };
             found.map(|path| format!("CDI: {}", below(root, &path))).ok_or_else(wrong)
         }
+        DeviceList::Mounts => {
+            let wrong = |error: DriverError| {
+                let mend = "the driver's package; in a pod, the node's folder mounted at its own path, and --driver DIR";
+                Wrong::broken(format!("--devices mounts: {error}"), mend)
+            };
+            let folder = driver_libraries::find(driver).map_err(wrong)?;
+            let count = driver_libraries::mounts(&folder).map_err(wrong)?.len();
+            Ok(format!("{count} mounts of libraries in {}", folder.display()))
+        }
         DeviceList::Files => {
             let names = |(place, word): &(&str, &str)| {
                 files(&root.join(place)).into_iter().find(|path| plain(&text(path)).contains(word))
             };
             let wrong = || {
                 let mend = "nvidia-ctk runtime configure --runtime=containerd --set-as-default && systemctl restart \
-                            containerd; or runtimeClassName: nvidia in each pod; or --devices cdi";
+                            containerd; or runtimeClassName: nvidia in each pod; or --devices cdi or mounts";
                 let found = "NVIDIA's container runtime is not the default: containers get no libraries of the driver";
                 Wrong::note(found, mend)
             };
@@ -108,7 +123,7 @@ mod tests {
     #[test]
     fn the_default_runtime_is_found_in_each_runtimes_own_words() {
         let root = tempfile::tempdir().unwrap();
-        let look = |devices| nvidia(devices, false, root.path());
+        let look = |devices| nvidia(devices, Some(root.path()), false, root.path());
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -134,7 +149,10 @@ mod tests {
         }
         put("etc/cdi/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n");
         assert_eq!(look(DeviceList::Cdi).unwrap(), "CDI: /etc/cdi/nvidia.yaml");
-        assert!(nvidia(DeviceList::Files, true, root.path()).is_ok());
+        assert!(nvidia(DeviceList::Files, None, true, root.path()).is_ok());
+        assert!(look(DeviceList::Mounts).is_err());
+        put("libcuda.so.1", "");
+        assert!(look(DeviceList::Mounts).unwrap().starts_with("2 mounts of libraries in /"));
     }
 
     #[test]

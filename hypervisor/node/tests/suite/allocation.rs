@@ -103,6 +103,46 @@ async fn devices_are_named_by_cdi_where_that_is_asked_for() {
     agent.stop().await.unwrap();
 }
 
+/// The bytes that every kubelet reads, with the test's own paths as `FOLDER`.
+#[tokio::test]
+async fn the_drivers_libraries_are_mounted_where_no_runtime_brings_them() {
+    let mut kubelet = FakeKubelet::running();
+    let mut wanted = options(kubelet.path());
+    wanted.devices = DeviceList::Mounts;
+    let driver = kubelet.path().join("driver");
+    wanted.driver = Some(driver.clone());
+    let said = Agent::start(wanted.clone(), shows(1)).fails().await;
+    assert!(said.starts_with("--devices mounts: --driver ") && said.contains("libcuda.so.1"));
+    fs::create_dir(&driver).unwrap();
+    for (version, name) in [("580.95.05", "libcuda.so"), ("580.95.05", "libnvidia-ml.so")] {
+        fs::write(driver.join(format!("{name}.{version}")), "").unwrap();
+        let link = driver.join(format!("{name}.1"));
+        std::os::unix::fs::symlink(format!("{name}.{version}"), link).unwrap();
+    }
+    fs::write(driver.join("libnvidia-nvvm.so.4"), "").unwrap();
+    let agent = Agent::start(wanted, shows(1));
+    let (_, client) = kubelet.registered().await;
+    let mut got = allocate(&client, &[place(0, 2)]).await.unwrap();
+    assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert!(got.cdi_devices.is_empty());
+    got.envs.clear();
+    let own = kubelet.path().canonicalize().unwrap().display().to_string();
+    got.mounts.retain(|mount| mount.host_path.starts_with(&format!("{own}/driver/")));
+    for mount in &mut got.mounts {
+        mount.host_path = mount.host_path.replace(&own, "FOLDER");
+    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/driver-mounts.golden");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&golden, got.encode_to_vec()).unwrap();
+    }
+    assert_eq!(got.encode_to_vec(), fs::read(golden).unwrap(), "{got:?}");
+    // A driver that has gone: the container does not start.
+    fs::remove_dir_all(driver).unwrap();
+    let (_, said) = allocate(&client, &[place(0, 3)]).await.unwrap_err();
+    assert!(said.contains("--driver"), "{said}");
+    agent.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_folder_that_a_restart_of_the_node_took_is_there_before_the_container() {
     let mut kubelet = FakeKubelet::running();

@@ -48,7 +48,14 @@ async fn numbers_that_do_not_fit() {
     let mut wrong = options(kubelet.path());
     wrong.dialects.clear();
     let said = Agent::start(wrong, shows(8)).fails().await;
-    assert_eq!(said, "no dialect is chosen: vgpu-manager, volcano and hami are accepted");
+    assert_eq!(said, "no dialect is chosen: vgpu-manager, volcano, hami and vgpu-rs are accepted");
+    let mut wrong = options(kubelet.path());
+    wrong.gpu_info = Some(kubelet.path().join("none.yaml"));
+    let said = Agent::start(wrong.clone(), shows(8)).fails().await;
+    assert!(said.contains("--gpu-info") && said.contains("none.yaml: No such file"), "{said}");
+    std::fs::write(kubelet.path().join("none.yaml"), "- model: T4").unwrap();
+    let said = Agent::start(wrong, shows(8)).fails().await;
+    assert!(said.ends_with("with model, fullModelName and fp16TFlops is accepted"), "{said}");
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ mod preflight;
 mod registering;
 mod support;
 mod timed;
+mod words;
 
 #[path = "../../../../limiter/tests/suite/common/skipped.rs"]
 mod skipped;

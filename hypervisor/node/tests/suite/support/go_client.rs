@@ -2,6 +2,7 @@
 //! shorter, and fields that later calls name by their place in the table.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -144,14 +145,18 @@ impl Watched {
 
 impl GoClient {
     pub(crate) async fn connect(socket: &Path) -> Self {
-        let (read, mut write) = UnixStream::connect(socket).await.unwrap().into_split();
+        Self::try_connect(socket).await.unwrap()
+    }
+
+    pub(crate) async fn try_connect(socket: &Path) -> io::Result<Self> {
+        let (read, mut write) = UnixStream::connect(socket).await?.into_split();
         let mut begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         begin.extend(frame(SETTINGS, 0, 0, b""));
-        write.write_all(&begin).await.unwrap();
+        write.write_all(&begin).await?;
         let out = Out { write, encoder: GoEncoder::default(), next: 1 };
         let (out, streams) = (Arc::new(AsyncMutex::new(out)), Streams::default());
         tokio::spawn(read_all(read, Arc::clone(&out), Arc::clone(&streams)));
-        Self { authority: socket.to_str().unwrap().into(), out, streams }
+        Ok(Self { authority: socket.to_str().unwrap().into(), out, streams })
     }
 
     pub(crate) async fn watch(&self, method: &str, request: &impl Message) -> Watched {
@@ -181,7 +186,10 @@ impl GoClient {
             let last = u8::from(index + 1 == pieces.len());
             bytes.extend(frame(DATA, last, stream, piece));
         }
-        out.write.write_all(&bytes).await.unwrap();
+        // Nobody is there any more: there is no answer.
+        if out.write.write_all(&bytes).await.is_err() {
+            self.streams.lock().unwrap().remove(&stream);
+        }
         Watched(receive)
     }
 

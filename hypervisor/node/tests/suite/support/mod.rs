@@ -89,7 +89,10 @@ pub(crate) fn options(folder: &Path) -> Options {
         library: folder.join("library"),
         daemon: folder.join("daemon/hypervisor.sock"),
         devices: DeviceList::Files,
+        driver: None,
         scaling: node::pool::Scaling::ONCE,
+        gpu_info: None,
+        hami: dialects::registers::HamiForm::default(),
         cluster: None,
     }
 }

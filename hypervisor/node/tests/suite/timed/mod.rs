@@ -1,8 +1,20 @@
 //! Tests that measure real time.
 
 mod churn;
+mod sigkill;
+
+use std::time::Duration;
 
 use super::contained::{Cluster, result};
+use super::outages::{Outage, containers_go_through};
+
+/// It sleeps all the time.
+#[tokio::test]
+async fn containers_go_through_a_minute_without_an_api_server() {
+    let minute = Duration::from_secs(60);
+    let silent = containers_go_through(Outage::Silent, minute);
+    tokio::join!(silent, containers_go_through(Outage::Away, minute));
+}
 
 /// A share is compared with what the device does for a container without one.
 #[tokio::test]
