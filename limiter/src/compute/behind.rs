@@ -37,6 +37,27 @@ fn place(event: Event) -> &'static Mutex<Option<(usize, Behind)>> {
     &RECORDED[((event as usize).wrapping_mul(SPREAD as usize) >> 40) % EVENTS]
 }
 
+/// In a forked child there are none of the parent's streams, nor is there anything of a context that has ended.
+fn forget(mut is_gone: impl FnMut(&Behind) -> bool) {
+    if no_stream_has_a_gate() {
+        return;
+    }
+    for place in &RECORDED {
+        if let Ok(mut place) = place.try_lock() {
+            *place = place.filter(|(_, behind)| !is_gone(behind));
+        }
+    }
+}
+
+pub(super) fn after_fork() {
+    forget(|_| true);
+}
+
+/// Its handle may come again, and those of its events.
+pub(super) fn context_ended(context: usize) {
+    forget(|behind| behind.context == context);
+}
+
 /// Whether events need no look.
 #[inline]
 pub(crate) fn no_stream_has_a_gate() -> bool {

@@ -103,6 +103,7 @@ pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     captures::after_fork();
     estimate::after_fork();
     hold::after_fork();
+    behind::after_fork();
     words::after_fork();
     stream_gate::after_fork();
 }
@@ -355,6 +356,7 @@ pub(crate) fn context_ended(gate: &Gate, context: usize) {
             lane.context_ended(context);
         }
         stream_gate::context_ended(context);
+        behind::context_ended(context);
     }
     words::context_ended(context);
 }
