@@ -61,11 +61,11 @@ limiter_is_small() {
     [ "$size" -le $((2 << 20)) ]
 }
 
-# How the limiter is loaded, and memory. Where the simulated driver of the debug build can be loaded, what happens to
+# How the limiter is loaded, what callers see of the loader, and memory. Where the simulated driver of the debug build can be loaded, what happens to
 # threads and signals, too: a driver made by the linker of a release brings an unwinder of its own, so a thread that is
 # cancelled in it ends the process. NVIDIA's is not made by it.
 on_glibc() {
-    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='loader|memory|processes|quiet' own
+    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='callers|loader|memory|processes|quiet' own
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
     if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
         skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"
