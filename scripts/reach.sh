@@ -185,6 +185,7 @@ on_aarch64() {
     check 'memory limits on aarch64' limits_on_aarch64 "$folder/parts"
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests_and_again 'limiter on aarch64' nextest -E \
         "package(cuda-limiter) & binary(suite) & test(/^(callers|lists|loader|memory|memory_ceiling|oversubscribe)::/) - test(/$not_emulated/)"
+    check 'demo on aarch64' demo_on_aarch64 "$folder/parts"
     check 'programs on aarch64' start_on "$folder/parts"
 }
 
@@ -197,6 +198,18 @@ hooks_on_aarch64() {
         "$1/hook-tests" || status=1
     done < <(grep '^test program: ' "$target/tmp/hook-tests" | cut -d ' ' -f 3-)
     return "$status"
+}
+
+# Both programs of the demo run at once under the daemon, and their memory stops where it has to. Shares of time are not
+# judged: turns are handed over late in the emulator, so status 1 is right, too.
+demo_on_aarch64() {
+    local folder status=0
+    folder=$(mktemp -d)
+    XDG_RUNTIME_DIR=$folder timeout 120 "$1/sluice" demo --fake-gpu --seconds 5 >"$folder/shown" 2>&1 || status=$?
+    cat "$folder/shown"
+    [ "$(grep -Ec '(2048 MiB +1536|4096 MiB +3584) MiB +CUDA_ERROR_OUT_OF_MEMORY ok' "$folder/shown")" -eq 2 ] || status=2
+    rm -rf "$folder"
+    [ "$status" -le 1 ]
 }
 
 # Memory of every kind stops at a limit of 1200 MiB, of which a context takes 512.
