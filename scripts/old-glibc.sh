@@ -44,8 +44,8 @@ said=$("$loader" --library-path "$libraries" "$libraries/libc.so.6" | head -1)
 
 cat >"$folder/on-this-glibc" <<END
 #!/bin/sh
-# Has a program run on the glibc of this folder.
-exec "$tools/patchelf" --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "\$1"
+# Has a program run on the glibc of this folder. It goes on looking where it was built to look.
+exec "$tools/patchelf" --set-interpreter "$loader" --force-rpath --add-rpath "$libraries" "\$1"
 END
 cat >"$folder/cc" <<END
 #!/usr/bin/env bash

@@ -29,6 +29,11 @@ int main(void) {
         int same = at == need(RTLD_DEFAULT, *name) && dladdr(at, &of) && of.dli_saddr == at;
         printf("%s=%d:%s:%s ", *name, same, last_part(of.dli_fname), of.dli_sname);
     }
+    for (const char *const *name = (const char *[]){"pthread_create", "pthread_cond_wait", "dlopen", "dlsym", NULL}; *name; name++) {
+        Dl_info of = {0};
+        dladdr(need(RTLD_DEFAULT, *name), &of);
+        printf("%s=%s ", *name, last_part(of.dli_fname));
+    }
     const char *separator = "";
     printf("\nlibraries=");
     dl_iterate_phdr(name_one, &separator);

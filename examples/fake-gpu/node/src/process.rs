@@ -1,10 +1,11 @@
 //! Tells whether a recorded process is still the same one.
 
 /// When a process started, in clock ticks since boot (`/proc/PID/stat`, field 22); `None` if there
-/// is no such process.
+/// is no such process. Its first thread is asked, which started then: QEMU's user mode makes up what a process reads in its
+/// own `/proc/PID/stat`, a few ticks off what others read there.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
     // The command name (field 2) may hold blanks and parentheses; the last one ends it.
     let rest = &stat[stat.rfind(')')? + 1..];
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
@@ -20,5 +21,13 @@ mod tests {
         assert!(own.is_some_and(|ticks| ticks > 0));
         assert_eq!(own, start_time(std::process::id()));
         assert_eq!(start_time(u32::MAX), None);
+    }
+
+    /// `starttime` of proc_pid_stat(5) is the process's, whichever thread is asked first.
+    #[test]
+    fn it_is_the_one_of_the_process() {
+        let stat = std::fs::read_to_string("/proc/1/stat").unwrap();
+        let of_process = stat[stat.rfind(')').unwrap() + 1..].split_ascii_whitespace().nth(19);
+        assert_eq!(start_time(1), of_process.and_then(|ticks| ticks.parse().ok()));
     }
 }
