@@ -560,7 +560,7 @@ else
         tier other 60 other_tier
     fi
     if [ "$mode" = all ]; then
-        tier threads 240 threads_tier
+        tier threads 390 threads_tier
         tier gum 420 on_simulated_gum
         tier reach 380 reach_tier
         tier packages 420 packages_tier
