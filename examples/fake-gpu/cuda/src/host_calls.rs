@@ -2,7 +2,7 @@
 //! and the work after it waits for it.
 //!
 //! That work waits for a gate: a stream of the node that gets an operation when the function has
-//! returned.
+//! returned. It takes no hardware queue: a real driver's thread stores a value.
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{

@@ -12,6 +12,8 @@ use crate::layout::{Kind, MAX_DEVICES, State, StreamId};
 pub const QUEUES: u32 = 8;
 /// The most of them.
 pub const MOST_QUEUES: u32 = 32;
+/// What a stream has that takes none.
+pub(crate) const NO_QUEUE: u32 = u32::MAX;
 
 impl State {
     /// Sets how many queues a process has on each device, before it makes streams.

@@ -1,7 +1,7 @@
 //! Streams, events, and their operations. Every function expects the present state: the caller
 //! advances it to the current time first.
 
-use crate::held::QUEUES;
+use crate::held::{NO_QUEUE, QUEUES};
 use crate::layout::{
     Event, EventId, Kind, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NONE, Op, Order, Process,
     QUEUE_DEPTH, State, StreamId,
@@ -109,7 +109,7 @@ impl State {
         self.next_gone = next;
     }
 
-    /// Makes a stream.
+    /// Makes a stream. One of no context (0) is the driver's own, and takes no hardware queue.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -132,7 +132,7 @@ impl State {
                 slot
             }
         };
-        let queue = self.next_queue(process, device);
+        let queue = if context == 0 { NO_QUEUE } else { self.next_queue(process, device) };
         let stream = &mut self.streams[slot as usize];
         stream.queue = queue;
         stream.process = process;
