@@ -182,7 +182,10 @@ fn unloaded(kind: Library) {
             driver_calls::library::unloaded();
             driver_is_gone as *const c_void
         }
-        Library::Nvml => nvml_is_gone as *const c_void,
+        Library::Nvml => {
+            driver_calls::library::nvml_unloaded();
+            nvml_is_gone as *const c_void
+        }
     };
     let slots = hooks::all().filter(|hook| hook.library == kind).map(|hook| hook.slot);
     for slot in slots.filter(|slot| slot.is_set()) {
@@ -297,6 +300,8 @@ fn patch(kind: Library, library: loader::Library) {
     if kind == Library::Cuda {
         driver_calls::library::loaded(library.handle());
         unpatched::check_by(check_again);
+    } else {
+        driver_calls::library::nvml_loaded(library.handle());
     }
     write_report(kind, engine, &states);
     if kind == Library::Cuda && !states.contains_key("cuInit") {

@@ -325,6 +325,16 @@ impl Process {
         }
     }
 
+    /// A device that is known already, by the bytes of its UUID. Others are free. Asks neither the driver nor NVML.
+    pub(crate) fn known_device(&self, uuid: [u8; 16]) -> Verdict<&'static Device> {
+        let devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match devices.get(&GpuId::from_bytes(uuid)) {
+            Some(Ok(Some(device))) => self.verdict_on(device),
+            Some(Err(refused)) => self.fail(refused),
+            Some(Ok(None)) | None => Verdict::Free,
+        }
+    }
+
     /// Refuses limits that all name devices which the node does not have: they would limit nothing. If only some of
     /// them do, a line names those. Where NVML does not tell, only the device that is used is there.
     fn absent(&self, config: &Config, used: GpuId) -> Option<LimiterFailure> {

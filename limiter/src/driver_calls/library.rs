@@ -1,4 +1,4 @@
-//! The patched driver as a loaded library.
+//! The patched driver, and NVML, as loaded libraries.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -11,6 +11,26 @@ static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether the driver stays loaded. A static for the same reason.
 static KEPT: AtomicBool = AtomicBool::new(false);
+
+/// That of NVML; null once its calls have been led elsewhere.
+static NVML: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// NVML has been patched.
+pub(crate) fn nvml_loaded(handle: *const c_void) {
+    NVML.store(handle.cast_mut(), Ordering::Release);
+}
+
+/// NVML has been unloaded.
+pub(crate) fn nvml_unloaded() {
+    NVML.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// NVML, for the first that asks after it was loaded. Must be called from a call into NVML.
+pub(crate) fn nvml_once() -> Option<loader::Library> {
+    let handle = NVML.swap(ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: a library that stays loaded at least as long as it is being called.
+    (!handle.is_null()).then(|| unsafe { loader::Library::of(handle) })
+}
 
 /// The driver has been patched.
 pub(crate) fn loaded(handle: *const c_void) {

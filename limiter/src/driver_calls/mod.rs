@@ -156,6 +156,8 @@ driver_calls! {
     "nvmlDeviceGetCount_v2" => fn nvml_count(count: *mut c_uint) -> NvmlReturn else NOT_FOUND;
     /// A device by UUID.
     "nvmlDeviceGetHandleByUUID" => fn nvml_by_uuid(uuid: *const c_char, device: *mut NvmlDevice) -> NvmlReturn else NOT_FOUND;
+    /// A device by its number.
+    "nvmlDeviceGetHandleByIndex_v2" => fn nvml_by_index(index: c_uint, device: *mut NvmlDevice) -> NvmlReturn else NOT_FOUND;
     /// A device's UUID.
     "nvmlDeviceGetUUID" => fn nvml_uuid(device: NvmlDevice, uuid: *mut c_char, length: c_uint) -> NvmlReturn else NOT_FOUND;
     /// A device's index on the host.

@@ -1,10 +1,14 @@
 //! NVML: loaded at the first question, and its figures of a device.
 
-use super::{device_total_mem, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory};
+use super::{
+    device_total_mem, nvml_by_index, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory,
+    nvml_processes,
+};
+use core::cell::Cell;
 use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
-use driver::nvml::{Memory, NvmlDevice};
+use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
 use limits::GpuId;
 use std::ffi::CString;
 
@@ -66,4 +70,58 @@ pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
     let ordinal = ordinal.and_then(|ordinal| i32::try_from(ordinal).ok())?;
     let known = device_total_mem(&raw mut bytes, ordinal).is_ok() && bytes > 0;
     known.then_some(bytes as u64)
+}
+
+/// The devices that NVML shows. It is started only if the program has not done it, which may want it in another way.
+pub(crate) fn devices() -> impl Iterator<Item = NvmlDevice> {
+    let mut shown: c_uint = 0;
+    let is_started = nvml_count(&raw mut shown).is_ok();
+    let shown = if is_started { shown } else { count().unwrap_or(0) };
+    (0..shown).filter_map(|index| {
+        let mut handle = ptr::null_mut();
+        nvml_by_index(index, &raw mut handle).is_ok().then_some(handle)
+    })
+}
+
+thread_local! {
+    /// The thread is asking for the limiter itself.
+    static WANTS_ALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread asks for all processes of a device, and not only for the session's.
+pub(crate) fn wants_all() -> bool {
+    WANTS_ALL.try_with(Cell::get).unwrap_or(false)
+}
+
+/// All processes that have a context on a device.
+pub(crate) fn processes(
+    device: NvmlDevice,
+    count: &mut c_uint,
+    list: *mut ProcessInfoV2,
+) -> NvmlReturn {
+    let set = |wants| WANTS_ALL.try_with(|all| all.set(wants));
+    let _ = set(true);
+    let result = nvml_processes(device, count, list);
+    let _ = set(false);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn asks(_: NvmlDevice, count: *mut c_uint, _: *mut ProcessInfoV2) -> NvmlReturn {
+        // SAFETY: the test's own.
+        unsafe { *count = wants_all().into() };
+        NvmlReturn::NOT_FOUND
+    }
+
+    #[test]
+    fn the_limiters_own_questions_are_for_all_processes() {
+        super::super::slot::nvml_processes.set(asks as *const core::ffi::c_void);
+        let mut count = 0;
+        assert_eq!(processes(ptr::null_mut(), &mut count, ptr::null_mut()), NvmlReturn::NOT_FOUND);
+        assert_eq!((count, wants_all()), (1, false));
+        super::super::slot::nvml_processes.set(ptr::null());
+    }
 }

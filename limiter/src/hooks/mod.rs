@@ -20,6 +20,7 @@ mod modules;
 mod multicast;
 mod nvml;
 mod nvml_processes;
+mod nvml_tables;
 mod pool;
 mod shared;
 pub(crate) mod tail_jump;
@@ -168,6 +169,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Hook> {
         copies::batched::TABLE,
         nvml::TABLE,
         nvml_processes::TABLE,
+        nvml_tables::TABLE,
     ]
     .into_iter()
     .flatten()

@@ -32,7 +32,7 @@ fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
 }
 
 /// A device by NVML's handle, if it has a limit now.
-fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static Device> {
+pub(super) fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static Device> {
     match process.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {
             // The node's other devices may be looked at, not used.

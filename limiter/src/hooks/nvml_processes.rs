@@ -1,8 +1,7 @@
 //! What NVML reports about processes: those of the session, and no others.
 //!
 //! The limiter asks the driver with a list of its own, and copies the session's entries into the caller's
-//! list. `nvidia-smi` uses another way (`nvmlInternalGetExportTable`), which cannot be patched: it sees the
-//! whole device.
+//! list. `nvidia-smi` uses another way: `nvml_tables`.
 
 use super::Call;
 use super::nvml::{answered, rewritten};

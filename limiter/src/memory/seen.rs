@@ -27,7 +27,7 @@ impl Processes {
         let mut list = vec![ProcessInfoV2::default(); 64];
         loop {
             let mut count = u32::try_from(list.len()).ok()?;
-            match driver_calls::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
+            match driver_calls::nvml::processes(nvml, &mut count, list.as_mut_ptr()) {
                 NvmlReturn::SUCCESS => {
                     list.truncate(count as usize);
                     return Some(Self(list));

@@ -2,8 +2,10 @@
  *   lists hold MIB    makes a context, allocates, says its pid, and stays
  *   lists busy        the same, with kernels
  *   lists show        says what each list holds
+ *   lists private N   says whom a private function lists on the device of this number
  *   lists calls       says what wrong and short calls return (there is one process in the session) */
 #include "driver.h"
+#include <errno.h>
 
 typedef struct { unsigned pid; unsigned long long used; } info_v1;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } info_v2;
@@ -81,6 +83,29 @@ static void show_all(void) {
     printf("\n");
 }
 
+/* As nvidia-smi does it. */
+static void private(unsigned number) {
+    static const unsigned char id[16] = "\xc4\xfe\x3e\x6c\xc9\x8f\x6c\x4e\xa3\x27\xee\x69\x6e\x12\xf7\xc4";
+    int (*get_table)(const void **, const unsigned char *);
+    int (*by_index)(unsigned, void **);
+    int (*pids)(void *, unsigned *, unsigned *);
+    *(void **)&get_table = need(nvml, "nvmlInternalGetExportTable");
+    *(void **)&by_index = need(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    const void *table;
+    ok(get_table(&table, id));
+    ok(by_index(number, &device));
+    *(const void **)&pids = ((const void *const *)table)[1];
+    for (unsigned round = 0; round < 2; round++) {
+        unsigned list[ROOM], count = ROOM;
+        errno = 0;
+        int result = pids(device, &count, list);
+        printf("private=%d errno=%d\nround%u:", result, errno, round);
+        for (unsigned i = 0; result == 0 && i < count; i++)
+            printf(" %u/0", list[i]);
+        printf("\n");
+    }
+}
+
 static void calls(void) {
     const char *name = "nvmlDeviceGetComputeRunningProcesses_v3";
     info_v2 list[ROOM];
@@ -145,6 +170,8 @@ int main(int argc, char **argv) {
     ok(by_index(0, &device));
     if (strcmp(argv[1], "show") == 0)
         show_all();
+    else if (strcmp(argv[1], "private") == 0 && argc > 2)
+        private(atoi(argv[2]));
     else
         calls();
     return 0;

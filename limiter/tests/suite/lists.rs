@@ -1,8 +1,8 @@
 //! NVML's lists of processes: those of the session, and no others.
 
 use crate::common::{
-    COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Running, SESSION_DIR, Stage, eventually,
-    first_device, outcome, start,
+    COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Running, SESSION_DIR, Stage, UUIDS,
+    eventually, first_device, outcome, start,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -222,4 +222,118 @@ fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
     let _other = lists.hold(&mut lists.in_session("two"), &["hold", "10"]);
     let limited = outcome(lists.in_session("one").arg("calls")).silent();
     assert_eq!((limited.value("asked"), limited.value("shorted")), (1, 1));
+}
+
+/// What stands in for NVIDIA's kernel module, for private functions.
+struct Kernel<'a> {
+    lists: &'a Lists,
+    library: PathBuf,
+}
+
+impl<'a> Kernel<'a> {
+    fn new(lists: &'a Lists) -> Self {
+        let library = lists.stage.compile("kernel.c", "kernel.so", &["-shared", "-fPIC"]);
+        Self { lists, library }
+    }
+
+    /// Asks a private function for the processes on a device. The kernel says `pids` of each device.
+    fn asked(&self, mut command: Command, device: u32, pids: &[u64]) -> Outcome {
+        let pids: Vec<String> = pids.iter().map(u64::to_string).collect();
+        let pids = pids.join(" ");
+        let digits = UUIDS.map(|uuid| uuid.trim_start_matches("GPU-").replace('-', ""));
+        let preloaded = command.get_envs().find(|(name, _)| *name == "LD_PRELOAD");
+        let limiter = preloaded.and_then(|(_, value)| value).map(|path| path.to_owned());
+        let mut preload = limiter.map_or_else(Default::default, |mut limiter| {
+            limiter.push(":");
+            limiter
+        });
+        preload.push(&self.library);
+        command.env("LD_PRELOAD", preload).env("KERNEL_PIDS", format!("{pids};{pids}"));
+        if !command.get_envs().any(|(name, _)| name == "KERNEL_UUIDS") {
+            command.env("KERNEL_UUIDS", digits.join(";"));
+        }
+        outcome(command.args(["private", &device.to_string()]))
+    }
+
+    /// Whom it lists; in both rounds the same, and with what the kernel left in `errno`.
+    #[track_caller]
+    fn shows(&self, command: Command, device: u32, pids: &[u64]) -> Vec<u64> {
+        let outcome = self.asked(command, device, pids).silent();
+        assert_eq!((outcome.value("private"), outcome.value("errno")), (0, 77), "{outcome:#?}");
+        let listed = |round| {
+            let line = outcome.stdout.lines().find_map(|line| line.strip_prefix(round)).unwrap();
+            line.split_whitespace()
+                .map(|word| word.trim_end_matches("/0").parse().unwrap())
+                .collect()
+        };
+        let first: Vec<u64> = listed("round0:");
+        assert_eq!(first, listed("round1:"), "{outcome:#?}");
+        first
+    }
+
+    fn in_session(&self, session: &str) -> Command {
+        self.lists.in_session(session)
+    }
+}
+
+/// As `nvidia-smi` asks: by a private function, which asks the kernel.
+#[test]
+fn private_functions_list_the_session_too() {
+    let lists = Lists::new();
+    let kernel = Kernel::new(&lists);
+    let first = lists.hold(&mut lists.in_session("one"), &["hold", "10"]);
+    let other = lists.hold(&mut lists.in_session("two"), &["hold", "10"]);
+    let second = lists.hold(&mut lists.in_session("one"), &["hold", "10"]);
+    let free = lists.hold(&mut lists.stage.native(&lists.program), &["hold", "10"]);
+    let all = [second.pid, other.pid, first.pid, free.pid];
+    let native = || lists.stage.native(&lists.program);
+    assert_eq!(kernel.shows(native(), 0, &all), all);
+    assert_eq!(kernel.shows(kernel.in_session("one"), 0, &all), [second.pid, first.pid]);
+    assert_eq!(kernel.shows(kernel.in_session("two"), 0, &all), [other.pid]);
+    assert!(kernel.shows(kernel.in_session("three"), 0, &all).is_empty());
+    // The other device has no limit.
+    assert_eq!(kernel.shows(kernel.in_session("one"), 1, &all), all);
+    // Without any limit.
+    let mut unlimited = kernel.in_session("four");
+    unlimited.env_remove(MEMORY_LIMIT);
+    assert_eq!(kernel.shows(unlimited, 0, &all), all);
+    // One question for the device with each list.
+    let outcome = kernel.asked(kernel.in_session("one"), 0, &all).silent();
+    assert_eq!((outcome.value("lists"), outcome.value("devices")), (2, 2), "{outcome:#?}");
+    drop(second);
+    let rest = [other.pid, first.pid, free.pid];
+    assert_eq!(kernel.shows(kernel.in_session("one"), 0, &rest), [first.pid]);
+}
+
+/// As in a container: the kernel has the host's ids, as NVML has.
+#[test]
+fn private_functions_have_ids_of_another_namespace() {
+    const ELSEWHERE: u64 = 1_000_000;
+    let lists = Lists::new();
+    let kernel = Kernel::new(&lists);
+    let contained = |session: &str| {
+        let mut command = lists.in_session(session);
+        command.env("SLUICE_FAKE_PID_OFFSET", ELSEWHERE.to_string());
+        command
+    };
+    let own = lists.hold(&mut contained("one"), &["hold", "10"]);
+    let other = lists.hold(&mut contained("two"), &["hold", "10"]);
+    let all = [other.pid + ELSEWHERE, own.pid + ELSEWHERE, own.pid];
+    assert_eq!(kernel.shows(contained("one"), 0, &all), [own.pid + ELSEWHERE]);
+}
+
+/// Where the kernel does not tell the device, the list stays as it is. Where limits cannot be read, there is none.
+#[test]
+fn private_lists_of_unknown_devices_stay_and_unreadable_limits_refuse() {
+    const NO_PERMISSION: u64 = 4;
+    let lists = Lists::new();
+    let kernel = Kernel::new(&lists);
+    let mut untold = lists.in_session("one");
+    untold.env("KERNEL_UUIDS", "-;-");
+    assert_eq!(kernel.shows(untold, 0, &[7, 8]), [7, 8]);
+    let mut unreadable = lists.in_session("one");
+    unreadable.env(MEMORY_LIMIT, "{");
+    let outcome = kernel.asked(unreadable, 0, &[7, 8]);
+    assert_eq!(outcome.value("private"), NO_PERMISSION, "{outcome:#?}");
+    assert!(!outcome.stdout.contains("7/0"), "{outcome:#?}");
 }

@@ -34,7 +34,7 @@ from steps import (
 
 # name, seconds that it takes on an H200 (about; a function: of the settings), function
 ALL = [
-    ("hooks", 2, hooks.run),
+    ("hooks", 16, hooks.run),
     ("memory", 35, memory.run),
     ("ceiling", 20, ceiling.run),
     ("allocators", 30, allocators.run),

@@ -11,5 +11,6 @@ mod processes;
 mod sensors;
 mod stub;
 mod system;
+mod tables;
 mod utilization;
 mod view;

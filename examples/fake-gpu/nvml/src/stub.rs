@@ -5,7 +5,7 @@
 
 use core::sync::atomic::AtomicU32;
 
-use crate::{device, faults, processes, sensors, system, utilization};
+use crate::{device, faults, processes, sensors, system, tables, utilization};
 
 /// The address that the stubs take.
 static LANDMARK: AtomicU32 = AtomicU32::new(0);
@@ -168,4 +168,5 @@ exports! {
     nvmlDeviceGetMPSComputeRunningProcesses => processes::none;
     nvmlDeviceGetMPSComputeRunningProcesses_v2 => processes::none;
     nvmlDeviceGetMPSComputeRunningProcesses_v3 => processes::none;
+    nvmlInternalGetExportTable => tables::get;
 }

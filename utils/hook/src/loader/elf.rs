@@ -17,14 +17,26 @@ pub(super) struct Dyn {
 const DYN: usize = size_of::<Dyn>();
 /// The size of `Elf64_Sym`: name, info, other, section, value, size.
 const SYM: usize = 24;
+/// The size of `Elf64_Rela`: place, kind and symbol, addend.
+const RELA: usize = 24;
 
 const DT_NULL: i64 = 0;
+const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
 const DT_STRSZ: i64 = 10;
 const DT_SONAME: i64 = 14;
+const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+/// The kinds of places that hold the address of an imported function: `GLOB_DAT` and `JUMP_SLOT`.
+#[cfg(target_arch = "x86_64")]
+const IMPORTS: [u32; 2] = [6, 7];
+#[cfg(target_arch = "aarch64")]
+const IMPORTS: [u32; 2] = [1025, 1026];
 
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
@@ -36,6 +48,8 @@ const MOST_ENTRIES: usize = 4096;
 /// The driver has less than 1,000 symbols.
 const MOST_SYMBOLS: usize = 1 << 18;
 const MOST_STRINGS: usize = 16 << 20;
+/// NVML has some 2,700.
+const MOST_RELOCATIONS: usize = 1 << 18;
 const LONGEST_SONAME: usize = 256;
 
 /// A function that a library defines.
@@ -86,6 +100,8 @@ pub(super) struct Tables {
     soname: Option<usize>,
     hash: usize,
     gnu_hash: usize,
+    /// Two lists of relocations: where each begins, and its size.
+    relocations: [(usize, usize); 2],
 }
 
 impl Tables {
@@ -105,6 +121,10 @@ impl Tables {
                     DT_STRSZ => found.strings_size = value,
                     DT_SONAME => found.soname = Some(value),
                     DT_GNU_HASH => found.gnu_hash = value,
+                    DT_JMPREL => found.relocations[0].0 = value,
+                    DT_PLTRELSZ => found.relocations[0].1 = value,
+                    DT_RELA => found.relocations[1].0 = value,
+                    DT_RELASZ => found.relocations[1].1 = value,
                     _ => {}
                 }
             }
@@ -122,7 +142,9 @@ impl Tables {
         // Some loaders make the addresses in this section absolute, some do not (for the vDSO and
         // read-only sections).
         let base = self.base;
-        for address in [&mut self.symbols, &mut self.strings, &mut self.hash, &mut self.gnu_hash] {
+        let [(calls, _), (others, _)] = &mut self.relocations;
+        let tables = [&mut self.symbols, &mut self.strings, &mut self.hash, &mut self.gnu_hash];
+        for address in tables.into_iter().chain([calls, others]) {
             if *address != 0 && *address < base {
                 *address = address.wrapping_add(base);
             }
@@ -152,6 +174,34 @@ impl Tables {
                 visit(Symbol { name, address: self.base.wrapping_add(value) as *const c_void });
             }
         }
+    }
+
+    /// The places in which the loader writes the address of the function `name`, which the library imports.
+    pub(super) fn imports(&self, memory: &impl Memory, name: &str) -> Vec<usize> {
+        let mut places = Vec::new();
+        for (at, size) in self.relocations {
+            let size = size.min(MOST_RELOCATIONS * RELA);
+            let Some(list) = bytes(memory, at, size).filter(|_| at != 0) else { continue };
+            let relocations = list.chunks_exact(RELA).filter_map(|entry| {
+                let (place, kind) = (long(entry)?, word(entry.get(8..)?)?);
+                let symbol = word(entry.get(12..)?)? as usize;
+                let is_meant = IMPORTS.contains(&kind) && self.is_named(memory, symbol, name);
+                is_meant.then(|| self.base.wrapping_add(place))
+            });
+            places.extend(relocations);
+        }
+        places
+    }
+
+    fn is_named(&self, memory: &impl Memory, symbol: usize, name: &str) -> bool {
+        let mut text = [0; LONGEST_SONAME];
+        let named = (|| {
+            let symbol = bytes(memory, self.symbols.checked_add(symbol * SYM)?, 4)?;
+            let at = self.strings.checked_add(word(&symbol)? as usize)?;
+            let text = text.get_mut(..=name.len())?;
+            (memory.read(at, text) == text.len()).then(|| string(text) == Some(name))
+        })();
+        named == Some(true)
     }
 
     /// The number of symbols.
@@ -251,8 +301,11 @@ pub mod checks {
                 functions += 1;
             });
             assert!(functions <= image.len() / super::SYM);
+            assert!(tables.imports(&memory, "first").len() <= 2 * image.len() / super::RELA);
         }
-        assert!(memory.1.get() < MOST_ENTRIES / ENTRIES_AT_ONCE + MOST_SYMBOLS / 64 + 10);
+        let relocations = 2 * (2 * image.len() / super::RELA + 1);
+        let reads = MOST_ENTRIES / ENTRIES_AT_ONCE + MOST_SYMBOLS / 64 + 10 + relocations;
+        assert!(memory.1.get() < reads);
     }
 }
 
@@ -264,8 +317,20 @@ mod tests {
     use proptest::prelude::*;
 
     const STRINGS: &[u8] = b"\0libx.so.1\0first\0second\0data\0";
-    const TAGS: [i64; 8] =
-        [DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SONAME, DT_GNU_HASH, DT_NULL, 99];
+    const TAGS: [i64; 12] = [
+        DT_HASH,
+        DT_STRTAB,
+        DT_SYMTAB,
+        DT_STRSZ,
+        DT_SONAME,
+        DT_GNU_HASH,
+        DT_NULL,
+        99,
+        DT_JMPREL,
+        DT_PLTRELSZ,
+        DT_RELA,
+        DT_RELASZ,
+    ];
 
     fn entries(entries: &[(i64, usize)]) -> Vec<u8> {
         let entry =
@@ -323,6 +388,39 @@ mod tests {
             });
             assert_eq!(found, [("first".to_owned(), 0x1000), ("second".to_owned(), 0x2000)]);
         }
+    }
+
+    #[test]
+    fn the_places_of_an_imported_function_are_found() {
+        let relocation = |place: usize, kind: u32, symbol: u32| {
+            [&place.to_le_bytes()[..], &kind.to_le_bytes(), &symbol.to_le_bytes(), &[0; 8]].concat()
+        };
+        let [data, call] = IMPORTS;
+        let calls = [relocation(0x10, call, 2), relocation(0x18, call, 1)].concat();
+        let others =
+            [relocation(0x20, data, 1), relocation(0x28, 8, 1), relocation(0x30, data, 9999)]
+                .concat();
+        let mut image = sound((DT_HASH, 320));
+        let size = image.len();
+        // In the place of the entry that ends the section.
+        let more = entries(&[
+            (DT_JMPREL, BASE + size),
+            (DT_PLTRELSZ, calls.len()),
+            (DT_RELA, size + calls.len()),
+            (DT_RELASZ, others.len()),
+            (DT_NULL, 0),
+        ]);
+        let symbols = image[128..248].to_vec();
+        image.extend([calls, others, symbols].concat());
+        image[80..80 + more.len()].copy_from_slice(&more);
+        // Symbols had to make room.
+        image[40..48].copy_from_slice(&(size + 120).to_le_bytes());
+        let memory = Image(&image, Cell::new(0));
+        let tables = Tables::read(&memory, BASE, BASE).unwrap();
+        let found = |name| tables.imports(&memory, name);
+        assert_eq!(found("first"), [BASE + 0x18, BASE + 0x20]);
+        assert_eq!(found("second"), [BASE + 0x10]);
+        assert_eq!((found("firs"), found("first_"), found("")), (vec![], vec![], vec![]));
     }
 
     proptest! {

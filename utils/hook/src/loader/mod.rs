@@ -5,6 +5,7 @@
 //! notification, a new library may not be relocated yet.
 
 mod elf;
+mod import;
 #[cfg(target_arch = "x86_64")]
 mod plain_return;
 mod watch;
@@ -97,6 +98,18 @@ impl Library {
         }
         // SAFETY: the loader keeps a C string here for as long as the library is loaded.
         unsafe { CStr::from_ptr(self.name) }.to_str().unwrap_or("")
+    }
+
+    /// The library with this handle.
+    ///
+    /// # Safety
+    /// `handle` must be that of a library which stays loaded during the call.
+    #[must_use]
+    pub unsafe fn of(handle: *const c_void) -> Self {
+        let map: *const LinkMap = handle.cast();
+        // SAFETY: a handle is the address of the library's entry in the list.
+        let entry = unsafe { &*map };
+        Self { map, base: entry.l_addr, dynamic: entry.l_ld, name: entry.l_name }
     }
 
     /// Its `DT_SONAME`.
