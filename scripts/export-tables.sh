@@ -15,7 +15,8 @@ Of each function it tells where it is, under which name it is exported, and whet
 Without PROGRAM: nvidia-smi in several ways beside a program that uses the GPU, PyTorch, CuPy and JAX where Python finds
 them, and where there is an nvcc a program with the CUDA runtime linked into it.
 
-Each program is started twice: once as it is, and once with copies of the tables, in which calls are counted.
+Each program is started twice: once as it is, and once with a breakpoint at each private function, which goes at its
+first call. What the library itself calls is told, too; a function that has several numbers is told under each.
 Results go to \$OUT, or to ./export-tables-out: NAME.tables, NAME.calls, NAME.output and summary.txt.
 
   --check   on a driver made for the purpose, which needs no GPU
@@ -55,7 +56,7 @@ probed() {
 # The tables of a program, each once, and how many functions of each are what.
 summary() {
     local name=$1 way=$2 status=$3 told=$4
-    printf '\n%s, %s: exit status %s\n' "$name" "$([ "$way" = 0 ] && echo 'as it is' || echo 'calls counted')" "$status"
+    printf '\n%s, %s: exit status %s\n' "$name" "$([ "$way" = 0 ] && echo 'as it is' || echo 'first calls told')" "$status"
     awk '
         $2 == "table" && !($3 in asked) { asked[$3] = $0; order[++tables] = $3 }
         $2 == "slot" && !(($3, $4) in seen) {
@@ -97,17 +98,21 @@ check() {
         "$work/example.tables:slot 01ab[^ ]* 2: libcuda.so.1+0x[0-9a-f]*, exported as cuMemAlloc_v2, PATCHED as cuMemAlloc_v2," \
         "$work/example.tables:slot 01ab[^ ]* 4: .*not patched, jumps to libcuda.so.1+0x[0-9a-f]* cuMemAlloc_v2 patched," \
         "$work/example.tables:slot 02ab[^ ]* 0: .* exported as cuNotPatched, not patched," \
-        "$work/example.tables:slot 02ab[^ ]* 3: no code of the driver: 0x12345678\$" "$work/example.calls:calls 02ab[^ ]* 4: 1\$" \
+        "$work/example.tables:slot 02ab[^ ]* 3: no code of the driver: 0x12345678\$" "$work/example.calls:first 02ab[^ ]* 4: 0x1 0x1 0x1 0x1\$" \
         "$work/example.tables:end 01ab[^ ]* the last function is 5\$" "$work/example.tables:name nvmlInit_v2 asked for by program" \
-        "$work/example.calls:first 01ab[^ ]* 1: 0x1 0x2 0x3 0x4\$" "$work/example.calls:calls 01ab[^ ]* 5: 3\$" \
-        "$work/summary.txt:example, calls counted: exit status 0\$" \
+        "$work/example.calls:first 01ab[^ ]* 1: 0x1 0x2 0x3 0x4\$" "$work/example.calls:first 01ab[^ ]* 5: 0x4 " \
+        "$work/summary.txt:example, first calls told: exit status 0\$" \
         "$work/summary.txt:4 functions: 1 patched, 0 exported and not patched, 1 that jump to patched ones; called, in this order: 1 5 4\$"; do
         grep -q -- "${wanted#*:}" "${wanted%%:*}" || {
             printf '%s lacks: %s\n' "$(basename "${wanted%%:*}")" "${wanted#*:}"
             failed=1
         }
     done
-    ! grep -q "^[0-9]* \(first\|calls\)" "$work/example.tables" || failed=1
+    # None without breakpoints, and with them each function once in each library.
+    ! grep -q '^[0-9]* first' "$work/example.tables" || failed=1
+    [ "$(grep -c '^[0-9]* first 01ab[^ ]* 1:' "$work/example.calls")" = 2 ] || failed=1
+    # The program itself looks whether it gets the driver's own tables.
+    grep -q '^status 0$' "$work/example.output" || failed=1
     [ "$failed" = 0 ] || cat "$work"/example.* "$work/summary.txt"
     return "$failed"
 }

@@ -3,20 +3,24 @@
  *
  *   EXPORT_TABLES_OUT      a file that lines are added to; without it they go to the error output
  *   EXPORT_TABLES_PATCHED  a file with the names of functions that Sluice patches, one a line
- *   EXPORT_TABLES_COUNT    1: the program gets copies of the tables, whose functions are counted
+ *   EXPORT_TABLES_COUNT    1: each private function begins with a breakpoint until its first call
  *
  * Each line begins with the process's id and what it tells of:
  *   table ID of LIBRARY, asked for by FILE+OFFSET: N bytes, or "its size is not told"
  *   slot ID NUMBER: LIBRARY+OFFSET, the names under which it is exported, whether it is patched, its first bytes
- *   first ID NUMBER: the first call, and its first arguments
- *   calls ID NUMBER: how many, at the end of the process
+ *   first ID NUMBER: the first call, and its first arguments; of each number that leads to the function
  *   name FUNCTION asked for by FILE: what is looked up by its name in libnvidia-ml
+ *
+ * The CUDA runtime refuses copies of tables (error 103, "integrity checks failed"). So the tables stay as they are, and the
+ * functions that no name leads to get breakpoints, which go at the first call. A function that the library calls itself
+ * counts, too.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,6 +28,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -37,13 +42,14 @@ typedef void *look_up(void *library, const char *name);
 
 struct table {
     unsigned char id[16];
-    const void *real, *given;
+    const void *real;
 };
 
 struct stub {
     struct table *table;
     unsigned slot;
-    unsigned long calls;
+    unsigned char *function, first;
+    int called;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -204,80 +210,86 @@ static void tell_slot(void *library, const unsigned char *id, unsigned slot, uin
         name ? name : more, text);
 }
 
-/* What each stub calls before it goes on to the function, with its arguments. */
-HIDDEN __attribute__((used)) void export_tables_called(struct stub *stub, const uint64_t *arguments) {
-    if (__atomic_fetch_add(&stub->calls, 1, __ATOMIC_RELAXED) == 0)
-        say("first %s %u: %#lx %#lx %#lx %#lx", written(stub->table->id), stub->slot, arguments[0], arguments[1],
-            arguments[2], arguments[3]);
-}
-
-/* On the stack: the stub, the function, the caller's address. All that may hold arguments is kept. */
-__asm__(".text\n"
-        ".hidden export_tables_entry\n"
-        ".globl export_tables_entry\n"
-        ".type export_tables_entry,@function\n"
-        "export_tables_entry:\n"
-        "endbr64\n"
-        "push %rbp\n"
-        "mov %rsp,%rbp\n"
-        "push %rax\n push %r10\n push %r11\n push %r9\n push %r8\n push %rcx\n push %rdx\n push %rsi\n push %rdi\n"
-        "mov %rsp,%rsi\n"
-        "sub $136,%rsp\n"
-        "and $-16,%rsp\n"
-        "movups %xmm0,(%rsp)\n movups %xmm1,16(%rsp)\n movups %xmm2,32(%rsp)\n movups %xmm3,48(%rsp)\n"
-        "movups %xmm4,64(%rsp)\n movups %xmm5,80(%rsp)\n movups %xmm6,96(%rsp)\n movups %xmm7,112(%rsp)\n"
-        "mov 8(%rbp),%rdi\n"
-        "call export_tables_called\n"
-        "movups (%rsp),%xmm0\n movups 16(%rsp),%xmm1\n movups 32(%rsp),%xmm2\n movups 48(%rsp),%xmm3\n"
-        "movups 64(%rsp),%xmm4\n movups 80(%rsp),%xmm5\n movups 96(%rsp),%xmm6\n movups 112(%rsp),%xmm7\n"
-        "lea -72(%rbp),%rsp\n"
-        "pop %rdi\n pop %rsi\n pop %rdx\n pop %rcx\n pop %r8\n pop %r9\n pop %r11\n pop %r10\n pop %rax\n"
-        "pop %rbp\n"
-        "lea 8(%rsp),%rsp\n"
-        "ret\n"
-        ".size export_tables_entry,.-export_tables_entry\n");
-HIDDEN extern char export_tables_entry[];
-
-/* Code that counts a call and goes on to `function`; the function itself if there is no room. */
-static void *stub_for(struct table *table, unsigned slot, void *function) {
-    static unsigned char *code;
-    static size_t used;
-    const size_t length = 48, size = STUBS * length;
-    if (!code) {
-        code = mmap(NULL, size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (code == MAP_FAILED)
-            code = NULL;
+/* A breakpoint: its first byte comes back, and the function begins anew. */
+static void trapped(int number, siginfo_t *info, void *context) {
+    greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+    unsigned char *function = (unsigned char *)registers[REG_RIP] - 1;
+    unsigned count = __atomic_load_n(&stub_count, __ATOMIC_ACQUIRE);
+    int known = 0;
+    (void)info;
+    for (unsigned i = 0; i < count; i++) {
+        struct stub *stub = &stubs[i];
+        if (stub->function != function)
+            continue;
+        known = 1;
+        __atomic_store_n(function, stub->first, __ATOMIC_SEQ_CST);
+        if (!__atomic_exchange_n(&stub->called, 1, __ATOMIC_SEQ_CST))
+            say("first %s %u: %#llx %#llx %#llx %#llx", written(stub->table->id), stub->slot, registers[REG_RDI],
+                registers[REG_RSI], registers[REG_RDX], registers[REG_RCX]);
     }
-    if (!code || used + length > size || stub_count == STUBS)
-        return function;
-    struct stub *stub = &stubs[stub_count++];
-    *stub = (struct stub){table, slot, 0};
-    /* endbr64; three times mov of an address into r11, which holds nothing at a call; two are pushed, and one is jumped to. */
-    unsigned char *at = code + used;
-    unsigned char text[] = {0xf3, 0x0f, 0x1e, 0xfa,
-                            0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0x53,
-                            0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0x53,
-                            0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3};
-    _Static_assert(sizeof text == 41, "the addresses are at 6, 18 and 30");
-    void *entry = export_tables_entry;
-    memcpy(text + 6, &function, 8);
-    memcpy(text + 18, &stub, 8);
-    memcpy(text + 30, &entry, 8);
-    memcpy(at, text, sizeof text);
-    used += length;
-    return at;
+    if (known) {
+        registers[REG_RIP] = (greg_t)function;
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
 }
 
-static const void *tell_table(void *library, const char *name, const unsigned char *id, const void *real, void *caller) {
-    struct table *table = NULL;
+/* Has the first call of a function told, if it can be overwritten. One that has a name is called by others, too. */
+static void watch(struct table *table, unsigned slot, uintptr_t address) {
+    static int ready;
+    Dl_info info;
+    unsigned char first;
+    if (stub_count == STUBS || (dladdr((void *)address, &info) && (uintptr_t)info.dli_saddr == address))
+        return;
+    if (!ready) {
+        struct sigaction action = {.sa_sigaction = trapped, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART};
+        ready = sigaction(SIGTRAP, &action, NULL) == 0;
+    }
+    first = *(unsigned char *)address;
+    for (unsigned i = 0; i < stub_count; i++)
+        if (stubs[i].function == (unsigned char *)address)
+            first = stubs[i].first;
+    if (!ready || mprotect((void *)(address & ~4095ul), 4096, PROT_READ | PROT_WRITE | PROT_EXEC)) {
+        say("slot %s %u: calls of it are not told", written(table->id), slot);
+        return;
+    }
+    stubs[stub_count] = (struct stub){table, slot, (unsigned char *)address, first, 0};
+    __atomic_store_n(&stub_count, stub_count + 1, __ATOMIC_RELEASE);
+    __atomic_store_n((unsigned char *)address, 0xcc, __ATOMIC_SEQ_CST);
+}
+
+/* A thread that keeps signals away would end the process at a breakpoint: libcuda has such threads. */
+typedef int set_mask(int how, const sigset_t *set, sigset_t *old);
+
+static int mask(const char *name, int how, const sigset_t *set, sigset_t *old) {
+    set_mask *real = (set_mask *)real_look_up()(RTLD_NEXT, name);
+    sigset_t without;
+    if (set && how != SIG_UNBLOCK) {
+        without = *set;
+        sigdelset(&without, SIGTRAP);
+        set = &without;
+    }
+    return real(how, set, old);
+}
+
+int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) {
+    return mask("pthread_sigmask", how, set, old);
+}
+
+int sigprocmask(int how, const sigset_t *set, sigset_t *old) {
+    return mask("sigprocmask", how, set, old);
+}
+
+static void tell_table(void *library, const char *name, const unsigned char *id, const void *real, void *caller) {
     for (unsigned i = 0; i < table_count; i++)
         if (tables[i].real == real && !memcmp(tables[i].id, id, 16))
-            table = &tables[i];
-    if (table || table_count == TABLES)
-        return table ? table->given : real;
-    table = &tables[table_count++];
+            return;
+    if (table_count == TABLES)
+        return;
+    struct table *table = &tables[table_count++];
     memcpy(table->id, id, 16);
-    table->real = table->given = real;
+    table->real = real;
 
     uint64_t words[SLOTS] = {0};
     size_t count = readable(real, words, sizeof words) / 8;
@@ -289,7 +301,7 @@ static const void *tell_table(void *library, const char *name, const unsigned ch
         (uintptr_t)caller - (uintptr_t)info.dli_fbase, sized ? "bytes" : "its size is not told, the first word is",
         (unsigned long)words[0]);
     const char *counts = getenv("EXPORT_TABLES_COUNT");
-    int is_copied = counts && *counts == '1';
+    int is_watched = counts && *counts == '1';
     size_t last = 0, others = 0;
     for (size_t slot = sized; slot < end; slot++) {
         uintptr_t base;
@@ -305,16 +317,10 @@ static const void *tell_table(void *library, const char *name, const unsigned ch
         last = slot;
         others = 0;
         tell_slot(library, id, slot, words[slot]);
-        if (is_copied)
-            words[slot] = (uint64_t)stub_for(table, slot, (void *)words[slot]);
+        if (is_watched)
+            watch(table, slot, words[slot]);
     }
     say("end %s: the last function is %zu", written(id), last);
-    if (is_copied) {
-        void *copy = malloc(count * 8);
-        if (copy)
-            table->given = memcpy(copy, words, count * 8);
-    }
-    return table->given;
 }
 
 static int got(void *library, const char *name, get_table *real, const void **table, const unsigned char *id, void *caller) {
@@ -324,7 +330,7 @@ static int got(void *library, const char *name, get_table *real, const void **ta
     inside = 1;
     pthread_mutex_lock(&lock);
     if (result == 0 && table && *table)
-        *table = tell_table(library, name, id, *table, caller);
+        tell_table(library, name, id, *table, caller);
     else
         say("table %s of %s, asked for by %s: refused, %d", id ? written(id) : "?", name, "a library", result);
     pthread_mutex_unlock(&lock);
@@ -407,10 +413,4 @@ void *dlsym(void *library, const char *name) {
 
 __attribute__((constructor)) static void begin(void) {
     read_patched();
-}
-
-__attribute__((destructor)) static void end(void) {
-    for (unsigned i = 0; i < stub_count; i++)
-        if (stubs[i].calls)
-            say("calls %s %u: %lu", written(stubs[i].table->id), stubs[i].slot, stubs[i].calls);
 }
