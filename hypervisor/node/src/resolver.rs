@@ -321,6 +321,7 @@ fn offered(pool: &Pool, counts: Counts) -> usize {
 mod tests {
     use super::*;
     use crate::pool::Gpu;
+    use dialects::registers::Hardware;
 
     #[test]
     fn what_the_kubelet_has_is_compared_with_what_is_healthy() {
@@ -329,6 +330,7 @@ mod tests {
             memory_mib: None,
             healthy,
             product: String::new(),
+            hardware: Hardware::default(),
         };
         let split = 3.try_into().unwrap();
         let pool = Pool::new(vec![gpu(1, true), gpu(2, false)], split, split);
