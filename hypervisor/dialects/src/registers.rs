@@ -441,8 +441,7 @@ mod tests {
         let text = format!(
             r#"[{{"id":0,"type":"NVIDIA GeForce GTX 1050 Ti","uuid":"{gpu}","core":100,"memory":8192,"number":10,"numa":0,"mig":false,"busId":"0000:01:00.0","capability":6.1,"healthy":true}}]"#
         );
-        let hardware =
-            Hardware { numa: 0, bus_id: "0000:01:00.0".to_owned(), capability: (6, 1) };
+        let hardware = Hardware { numa: 0, bus_id: "0000:01:00.0".to_owned(), capability: (6, 1) };
         let one = Registered { hardware, ..device(0, gpu, "NVIDIA GeForce GTX 1050 Ti", 8192) };
         let written = write(Dialect::VgpuManager, HamiForm::default(), std::slice::from_ref(&one));
         assert_eq!(written.unwrap(), text);

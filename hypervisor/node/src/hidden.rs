@@ -106,8 +106,8 @@ fn units(
 mod tests {
     use super::*;
     use crate::pool::Gpu;
-    use dialects::registers::Hardware;
     use dialects::Dialect;
+    use dialects::registers::Hardware;
     use dialects::table::offered;
     use proptest::prelude::*;
 

@@ -18,8 +18,8 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::reading::{
-    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Memory, Reading, ThrottleReason, Unread,
-    Utilization,
+    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Memory, Reading, ThrottleReason,
+    Unread, Utilization,
 };
 use crate::source::{Blind, Seen, Source, sleep};
 use crate::xid::Xid;
