@@ -85,6 +85,9 @@ pub(crate) struct Wished {
     wish: Result<Wish, Undecided>,
 }
 
+/// A container that has limits now, and its pod, if that is known.
+type Decided = (Holder, Option<Arc<Pod>>);
+
 /// Why a container has no limits yet.
 struct Late {
     reason: String,
@@ -298,7 +301,7 @@ impl Resolver {
         containers: &Containers,
         mut wishes: Wishes,
         asked: Instant,
-    ) -> (BTreeMap<String, Late>, Vec<(Holder, Option<Arc<Pod>>)>) {
+    ) -> (BTreeMap<String, Late>, Vec<Decided>) {
         let (mut undecided, mut decided) = (BTreeMap::new(), Vec::new());
         for waiting in waiting {
             let holder =

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use node::proto::ContainerAllocateResponse;
@@ -149,8 +150,9 @@ impl Cluster {
 
 impl Running {
     pub(crate) async fn end(mut self) -> (Option<i32>, String) {
-        let code = in_time(self.child.wait()).await.unwrap().code();
-        (code, self.said())
+        let status = in_time(self.child.wait()).await.unwrap();
+        assert_eq!(status.signal(), None, "{}", self.said());
+        (status.code(), self.said())
     }
 
     fn said(&self) -> String {
