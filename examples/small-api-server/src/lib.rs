@@ -97,14 +97,21 @@ impl fmt::Debug for Requests {
     }
 }
 
+/// What is not answered.
+#[derive(Clone, Debug)]
+struct Silence {
+    end: String,
+    also_reads: bool,
+}
+
 /// What it has, and what was written to it.
 #[derive(Clone, Debug)]
 pub struct Objects {
     state: Arc<Mutex<State>>,
     /// Something has happened.
     news: watch::Sender<()>,
-    /// Paths with this end are not answered.
-    silent: watch::Sender<Option<String>>,
+    /// Paths with this end are not answered, at all or what is written there.
+    silent: watch::Sender<Option<Silence>>,
     requests: Arc<Mutex<Requests>>,
 }
 
@@ -291,7 +298,12 @@ impl Objects {
 
     /// Calls of paths with this end are not answered, nor is anything told, until [`Self::speak`].
     pub fn be_silent(&self, end: &str) {
-        self.silent.send_replace(Some(end.to_owned()));
+        self.silent.send_replace(Some(Silence { end: end.to_owned(), also_reads: true }));
+    }
+
+    /// The same of what is written alone.
+    pub fn be_silent_to_writes(&self, end: &str) {
+        self.silent.send_replace(Some(Silence { end: end.to_owned(), also_reads: false }));
     }
 
     /// All are answered, also those that wait.
@@ -314,9 +326,12 @@ impl Objects {
         meant.map(|(.., body)| body.clone()).collect()
     }
 
-    async fn wait_for_speech(&self, path: &str) {
-        let is_meant =
-            |silent: &Option<String>| silent.as_ref().is_none_or(|end| !path.ends_with(end));
+    async fn wait_for_speech(&self, path: &str, writes: bool) {
+        let is_meant = |silent: &Option<Silence>| {
+            let is_its =
+                |silence: &Silence| path.ends_with(&silence.end) && (writes || silence.also_reads);
+            !silent.as_ref().is_some_and(is_its)
+        };
         // The sender is this one.
         _ = self.silent.subscribe().wait_for(is_meant).await;
     }
@@ -340,7 +355,7 @@ impl Objects {
                         None => news.changed().await.ok()?,
                     }
                 };
-                objects.wait_for_speech(&path).await;
+                objects.wait_for_speech(&path, false).await;
                 let is_over = event["type"] == "ERROR";
                 let line = format!("{event}\n");
                 Some((Ok(line.into_bytes()), (objects, news, path, seen, is_over)))
@@ -385,7 +400,10 @@ impl Objects {
             return said(StatusCode::NOT_FOUND, "NotFound");
         };
         let is_other = |uid: &Value| !uid.is_null() && *uid != found["metadata"]["uid"];
-        if is_other(&body["metadata"]["uid"]) || is_other(&body["preconditions"]["uid"]) {
+        let (asked, now) =
+            (&body["metadata"]["resourceVersion"], &found["metadata"]["resourceVersion"]);
+        let is_old = !asked.is_null() && asked != now;
+        if is_other(&body["metadata"]["uid"]) || is_other(&body["preconditions"]["uid"]) || is_old {
             return said(StatusCode::CONFLICT, "Conflict");
         }
         if object != path {
@@ -420,7 +438,7 @@ fn said(code: StatusCode, reason: &str) -> (StatusCode, Value) {
 async fn answer(request: &Request, body: Body, objects: Data<&Objects>) -> Response {
     let path = request.uri().path().to_owned();
     let query = request.uri().query().unwrap_or_default();
-    objects.wait_for_speech(&path).await;
+    objects.wait_for_speech(&path, request.method() != "GET").await;
     let number = objects.one_more();
     objects.come_to(number, Moment::Asked);
     if request.method() != "GET" {

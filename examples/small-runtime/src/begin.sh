@@ -1,31 +1,51 @@
 root=$1
-count=$2
-shift 2
-mount -t tmpfs none "$root"
+# The first of the host's users that are the container's own, or nothing.
+users=$2
+count=$3
+shift 3
+mount -t tmpfs -o "mode=755,uid=${users:-0},gid=${users:-0}" none "$root"
+# Users of a namespace have no way to it from the root.
+cd "$root"
+as() {
+    if [ -n "$users" ]; then
+        setpriv --reuid="$users" --regid="$users" --clear-groups "$@"
+    else
+        "$@"
+    fi
+}
 for folder in usr bin sbin lib lib64; do
     if [ -L "/$folder" ]; then
-        cp -P "/$folder" "$root/$folder"
+        cp -P "/$folder" "$folder"
     elif [ -d "/$folder" ]; then
-        mkdir "$root/$folder"
-        mount --bind "/$folder" "$root/$folder"
+        mkdir "$folder"
+        mount --bind "/$folder" "$folder"
     fi
 done
-mkdir "$root/proc" "$root/dev" "$root/tmp" "$root/etc" "$root/run"
-mount --bind /proc "$root/proc"
+as mkdir proc dev tmp etc run
+mount --bind /proc proc
 for file in null zero urandom; do
-    : >"$root/dev/$file"
-    mount --bind "/dev/$file" "$root/dev/$file"
+    as touch "dev/$file"
+    mount --bind "/dev/$file" "dev/$file"
 done
 while [ "$count" -gt 0 ]; do
     if [ -d "$1" ]; then
-        mkdir -p "$root$2"
+        as mkdir -p ".$2"
     else
-        mkdir -p "$(dirname "$root$2")"
-        : >"$root$2"
+        as mkdir -p "$(dirname ".$2")"
+        as touch ".$2"
     fi
-    mount --bind "$1" "$root$2"
-    [ "$3" = rw ] || mount -o remount,bind,ro "$root$2"
+    mount --bind "$1" ".$2"
+    [ "$3" = rw ] || mount -o remount,bind,ro ".$2"
     shift 3
     count=$((count - 1))
 done
-exec chroot "$root" /usr/bin/env -i "$@"
+[ -n "$users" ] || exec chroot . /usr/bin/env -i "$@"
+# Its root may do in its namespace what root may, and is nobody outside.
+own=$(readlink /proc/$$/ns/user)
+{
+    while [ "$(readlink /proc/$$/ns/user)" = "$own" ]; do sleep 0.01; done
+    echo "0 $users 65536" >/proc/$$/gid_map
+    echo "0 $users 65536" >/proc/$$/uid_map
+} &
+exec unshare --user --keep-caps sh -ec 'while [ -z "$(cat /proc/self/uid_map)" ]; do sleep 0.01; done
+    exec setpriv --reuid=0 --regid=0 --clear-groups --inh-caps=-all --ambient-caps=-all chroot . /usr/bin/env -i "$@"' sh "$@"

@@ -9,16 +9,22 @@ use tokio::process::{Child, Command};
 
 use crate::proto::ContainerConfig;
 
-/// Makes the root and becomes the program: ROOT, how many mounts, each as HOST INSIDE ro|rw, then the program's own
-/// variables and words as `env` takes them.
+/// Makes the root and becomes the program: ROOT, the first of its users, how many mounts, each as HOST INSIDE ro|rw, then the
+/// program's own variables and words as `env` takes them.
 const BEGIN: &str = include_str!("begin.sh");
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Starts the program of a container.
+/// Starts the program of a container. `users`: it has a user namespace, in which 0 to 65,535 are the host's users from
+/// this one on.
 ///
 /// # Errors
 /// The system's.
-pub fn start(config: &ContainerConfig, root: &Path, output: &Path) -> io::Result<Child> {
+pub fn start(
+    config: &ContainerConfig,
+    users: Option<u32>,
+    root: &Path,
+    output: &Path,
+) -> io::Result<Child> {
     let mut mounts: Vec<[&str; 3]> = Vec::new();
     for mount in &config.mounts {
         let mode = if mount.readonly { "ro" } else { "rw" };
@@ -31,7 +37,8 @@ pub fn start(config: &ContainerConfig, root: &Path, output: &Path) -> io::Result
     let output: File = OpenOptions::new().create(true).append(true).open(output)?;
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-ec", BEGIN, "sh"]);
-    command.arg(root).arg(mounts.len().to_string()).args(mounts.iter().flatten());
+    let users = users.map(|first| first.to_string()).unwrap_or_default();
+    command.arg(root).arg(users).arg(mounts.len().to_string()).args(mounts.iter().flatten());
     command.arg(PATH);
     command.args(config.envs.iter().map(|one| format!("{}={}", one.key, one.value)));
     command.args(&config.command).args(&config.args);

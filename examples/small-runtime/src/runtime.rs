@@ -257,7 +257,7 @@ impl RuntimeService for Runtime {
             let container = pods.container(&id)?;
             let name = &container.config.metadata.clone().unwrap_or_default().name;
             let output = self.state.join(format!("{name}.out"));
-            let child = process::start(&container.config, &self.state.join(&id), &output);
+            let child = process::start(&container.config, None, &self.state.join(&id), &output);
             let child = child.map_err(|error| Status::internal(error.to_string()))?;
             (container.started, container.end) = (now(), Some(end));
             child

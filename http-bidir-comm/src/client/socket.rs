@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -25,15 +26,27 @@ pub struct Stranger {
 /// What the kernel calls every user that this process's user namespace does not know.
 const NOT_KNOWN: u32 = 65_534;
 
-/// Whether a server of this user is believed: root's, or one of this process's own (effective) user.
-fn believe(uid: u32) -> Result<(), Stranger> {
+/// Whether a server of this user at this path is believed: root's, or one of this process's own (effective) user. In a user
+/// namespace also one of a user whom it does not know, if nobody in it could have made the socket: it is on a mount that is
+/// read-only, as whoever made the namespace mounts it.
+fn believe(uid: u32, path: &Path) -> Result<(), Stranger> {
     let own = rustix::process::geteuid().as_raw();
-    let known =
-        || uid != NOT_KNOWN || std::fs::read_to_string(UID_MAP).is_ok_and(|map| names(&map, uid));
-    if uid == 0 || uid == own && known() { Ok(()) } else { Err(Stranger { uid, own }) }
+    let map = || (uid == NOT_KNOWN).then(|| std::fs::read_to_string(UID_MAP).unwrap_or_default());
+    let is_own = || uid == own && map().is_none_or(|map| names(&map, uid));
+    let is_read_only = || {
+        let flags = statvfs(path).map(|found| found.f_flag);
+        flags.is_ok_and(|flags| flags.contains(StatVfsMountFlags::RDONLY))
+    };
+    let is_outer = || map().is_some_and(|map| has_others(&map)) && is_read_only();
+    if uid == 0 || is_own() || is_outer() { Ok(()) } else { Err(Stranger { uid, own }) }
 }
 
 const UID_MAP: &str = "/proc/self/uid_map";
+
+/// Whether there are users whom a user namespace does not know: the first one knows all.
+fn has_others(map: &str) -> bool {
+    !map.is_empty() && !map.split_whitespace().eq(["0", "0", "4294967295"])
+}
 
 /// Whether a user namespace has a user of this number (user_namespaces(7)).
 fn names(map: &str, uid: u32) -> bool {
@@ -101,7 +114,7 @@ fn connect_unix(path: &Path, timeout: Option<Duration>) -> io::Result<OwnedFd> {
             Ok(()) => {
                 // rustix has no way to say that the server's process is not to be seen from this pid namespace.
                 let server = getsockopt(&socket, PeerCredentials)?.uid();
-                believe(server).map_err(|stranger| {
+                believe(server, path).map_err(|stranger| {
                     io::Error::new(io::ErrorKind::PermissionDenied, stranger)
                 })?;
                 return Ok(socket);
@@ -141,12 +154,13 @@ mod tests {
     #[test]
     fn a_server_is_root_s_or_one_s_own() {
         let own = rustix::process::geteuid().as_raw();
-        assert_eq!(believe(0), Ok(()));
-        assert_eq!(believe(own), Ok(()));
+        let path = Path::new("/");
+        assert_eq!(believe(0, path), Ok(()));
+        assert_eq!(believe(own, path), Ok(()));
         let uid = own + 1;
-        let words = believe(uid).unwrap_err().to_string();
+        let words = believe(uid, path).unwrap_err().to_string();
         assert_eq!(words, format!("user {uid} runs it: one of root or of user {own} is accepted"));
-        assert_eq!(believe(NOT_KNOWN), Err(Stranger { uid: NOT_KNOWN, own }));
+        assert_eq!(believe(NOT_KNOWN, path), Err(Stranger { uid: NOT_KNOWN, own }));
     }
 
     #[test]
@@ -155,6 +169,8 @@ mod tests {
         assert!(!names("         0       1000          1\n", NOT_KNOWN));
         assert!(names("0 1000 1\n1 100000 65534\n", NOT_KNOWN));
         assert!(!names("", 0));
+        assert!(!has_others("         0          0 4294967295\n") && !has_others(""));
+        assert!(has_others("0 100000 65536\n"));
     }
 
     proptest! {

@@ -82,6 +82,13 @@ pub fn has_succeeded(pod: &Pod, dialect: Dialect) -> bool {
     names.is_some_and(|names| phase(pod, dialect) == Some(names.succeeded))
 }
 
+/// Whether its scheduler has been told that they do not get them.
+#[must_use]
+pub fn has_failed(pod: &Pod, dialect: Dialect) -> bool {
+    let names = dialect.annotations().phase;
+    names.is_some_and(|names| phase(pod, dialect) == Some(names.failed))
+}
+
 /// What a container of a pod asks for. `None`: no GPU.
 ///
 /// # Errors

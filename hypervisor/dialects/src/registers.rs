@@ -22,10 +22,21 @@ pub struct Registered {
     pub memory_mib: u64,
     /// How many containers may have a part of it.
     pub places: u64,
-    /// Where its memory is near. -1: not known.
-    pub numa: i32,
+    /// What it is, and where it is in its machine.
+    pub hardware: Hardware,
     /// Whether it may be given out.
     pub healthy: bool,
+}
+
+/// What schedulers may go by beside what a GPU has left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// The machine's memory node that is near. 0 also where the driver does not tell, as in the originals.
+    pub numa: u32,
+    /// Its address on the PCI bus: `0000:01:00.0`. Empty: not known.
+    pub bus_id: String,
+    /// Its compute capability: major and minor. Zeros: not known.
+    pub capability: (u32, u32),
 }
 
 /// Why a text says nothing.
@@ -58,6 +69,7 @@ struct VgpuDevice {
     core: u64,
     memory: u64,
     number: u64,
+    /// Those of the originals that do not know it may say -1.
     numa: i32,
     mig: bool,
     bus_id: String,
@@ -172,10 +184,10 @@ pub fn write(
                 core: device.cores,
                 memory: device.memory_mib,
                 number: device.places,
-                numa: device.numa,
+                numa: signed(device.hardware.numa),
                 mig: false,
-                bus_id: String::new(),
-                capability: 0.0,
+                bus_id: device.hardware.bus_id.clone(),
+                capability: fraction(device.hardware.capability),
                 healthy: device.healthy,
             };
             let all: Vec<VgpuDevice> = devices.iter().map(one).collect();
@@ -194,7 +206,7 @@ pub fn write(
                 devmem: device.memory_mib,
                 devcore: device.cores,
                 product: format!("{MAKER}{}", plain(&device.product)),
-                numa: device.numa.max(0),
+                numa: signed(device.hardware.numa),
                 mode: MODE.to_owned(),
                 health: device.healthy,
             };
@@ -202,11 +214,30 @@ pub fn write(
             serde_json::to_string(&all).map_err(json)?
         }
         Dialect::Hami => devices.iter().map(|device| {
-            let Registered { index, gpu, product, cores, memory_mib, places, numa, healthy } = device;
-            let (product, numa) = (plain(product), (*numa).max(0));
+            let Registered { index, gpu, product, cores, memory_mib, places, hardware, healthy } = device;
+            let (product, numa) = (plain(product), hardware.numa);
             format!("{gpu},{places},{memory_mib},{cores},{MAKER}{product},{numa},{healthy},{index},{MODE}:")
         }).collect(),
     })
+}
+
+fn signed(numa: u32) -> i32 {
+    i32::try_from(numa).unwrap_or_default()
+}
+
+fn unsigned(numa: i32) -> u32 {
+    u32::try_from(numa).unwrap_or_default()
+}
+
+/// As VGPU-Manager has a capability: 8.6.
+fn fraction((major, minor): (u32, u32)) -> f32 {
+    format!("{major}.{minor}").parse().unwrap_or_default()
+}
+
+fn capability(fraction: f32) -> (u32, u32) {
+    let text = fraction.to_string();
+    let (major, minor) = text.split_once('.').unwrap_or((&text, "0"));
+    major.parse().ok().zip(minor.parse().ok()).unwrap_or_default()
 }
 
 /// How a node is split, as its annotation.
@@ -245,7 +276,11 @@ pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterErr
                     cores: device.core,
                     memory_mib: device.memory,
                     places: device.number,
-                    numa: device.numa,
+                    hardware: Hardware {
+                        numa: unsigned(device.numa),
+                        bus_id: device.bus_id,
+                        capability: capability(device.capability),
+                    },
                     healthy: device.healthy,
                 })
             };
@@ -262,7 +297,7 @@ pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterErr
                     cores: device.devcore,
                     memory_mib: device.devmem,
                     places: device.count,
-                    numa: device.numa,
+                    hardware: Hardware { numa: unsigned(device.numa), ..Hardware::default() },
                     healthy: device.health,
                 })
             };
@@ -302,7 +337,7 @@ fn volcano(fields: &[&str], index: u32) -> Option<Registered> {
         cores: crate::CORES,
         memory_mib: memory.parse().ok()?,
         places: places.parse().ok()?,
-        numa: -1,
+        hardware: Hardware::default(),
         healthy: healthy.parse().ok()?,
     })
 }
@@ -324,7 +359,7 @@ fn hami(fields: &[&str], place: u32) -> Option<Registered> {
         cores: cores.parse().ok()?,
         memory_mib: memory.parse().ok()?,
         places: places.parse().ok()?,
-        numa: numa.parse().ok()?,
+        hardware: Hardware { numa: unsigned(numa.parse().ok()?), ..Hardware::default() },
         healthy: healthy.parse().ok()?,
     })
 }
@@ -342,7 +377,7 @@ mod tests {
             cores: 100,
             memory_mib,
             places: 10,
-            numa: 0,
+            hardware: Hardware::default(),
             healthy: true,
         }
     }
@@ -369,7 +404,8 @@ mod tests {
         let json = format!(
             r#"[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"NVIDIA-Tesla V100-PCIE-32GB","numa":1,"mode":"hami-core","health":true}}]"#
         );
-        let numa = Registered { numa: 1, ..two[0].clone() };
+        let hardware = Hardware { numa: 1, ..Hardware::default() };
+        let numa = Registered { hardware, ..two[0].clone() };
         assert_eq!(read(Dialect::Hami, &json).unwrap(), std::slice::from_ref(&numa));
         assert_eq!(write(Dialect::Hami, HamiForm::Json, &[numa]).unwrap(), json);
         // What is zero is not written, as Go does it: no index, no NUMA node, not healthy.
@@ -398,15 +434,22 @@ mod tests {
         assert_eq!(written, text.replace("true:", "true,hami-core:"));
     }
 
+    /// Its documentation of oversubscribed memory has this text, as `kubectl` shows it.
     #[test]
-    fn vgpu_managers_fields() {
-        let one = device(0, A, "NVIDIA A10", 23028);
+    fn vgpu_managers_own_example() {
+        let gpu = "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28";
         let text = format!(
-            r#"[{{"id":0,"type":"NVIDIA A10","uuid":"{A}","core":100,"memory":23028,"number":10,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
+            r#"[{{"id":0,"type":"NVIDIA GeForce GTX 1050 Ti","uuid":"{gpu}","core":100,"memory":8192,"number":10,"numa":0,"mig":false,"busId":"0000:01:00.0","capability":6.1,"healthy":true}}]"#
         );
+        let hardware = Hardware { numa: 0, bus_id: "0000:01:00.0".to_owned(), capability: (6, 1) };
+        let one = Registered { hardware, ..device(0, gpu, "NVIDIA GeForce GTX 1050 Ti", 8192) };
         let written = write(Dialect::VgpuManager, HamiForm::default(), std::slice::from_ref(&one));
         assert_eq!(written.unwrap(), text);
-        assert_eq!(read(Dialect::VgpuManager, &text).unwrap(), [one]);
+        assert_eq!(read(Dialect::VgpuManager, &text).unwrap(), std::slice::from_ref(&one));
+        // Go writes a whole number without its point, and some versions do not know the node.
+        let whole = text.replace("6.1", "9").replace(r#""numa":0"#, r#""numa":-1"#);
+        let found = read(Dialect::VgpuManager, &whole).unwrap();
+        assert_eq!((found[0].hardware.capability, found[0].hardware.numa), ((9, 0), 0));
         let parts = text.replace("\"mig\":false", "\"mig\":true");
         assert_eq!(read(Dialect::VgpuManager, &parts).unwrap(), []);
         let config = NodeConfig {
@@ -436,9 +479,11 @@ mod tests {
     prop_compose! {
         fn any_device()(
             bytes: [u8; 16], product in "[A-Za-z][A-Za-z0-9 ,:;-]{0,24}[A-Za-z0-9]", cores in 0_u64..400,
-            memory_mib: u64, places in 1_u64..512, numa in 0_i32..8, healthy: bool,
+            memory_mib: u64, places in 1_u64..512, numa in 0_u32..8, bus in 0_u8..255, major in 1_u32..20, minor in 0_u32..10,
+            healthy: bool,
         ) -> Registered {
-            Registered { index: 0, gpu: GpuId::from_bytes(bytes), product, cores, memory_mib, places, numa, healthy }
+            let hardware = Hardware { numa, bus_id: format!("0000:{bus:02x}:00.0"), capability: (major, minor) };
+            Registered { index: 0, gpu: GpuId::from_bytes(bytes), product, cores, memory_mib, places, hardware, healthy }
         }
     }
 
@@ -455,10 +500,11 @@ mod tests {
                 prop_assert_eq!(read.len(), devices.len());
                 for (read, device) in read.iter().zip(&devices) {
                     let product = device.product.replace([',', ':', ';'], "-");
+                    let near = Hardware { numa: device.hardware.numa, ..Hardware::default() };
                     let kept = match dialect {
                         Dialect::VgpuManager => device.clone(),
-                        Dialect::Hami => Registered { product, ..device.clone() },
-                        Dialect::Volcano => Registered { product, cores: 100, numa: -1, ..device.clone() },
+                        Dialect::Hami => Registered { product, hardware: near, ..device.clone() },
+                        Dialect::Volcano => Registered { product, cores: 100, hardware: Hardware::default(), ..device.clone() },
                         Dialect::VgpuRs => unreachable!("it tells nobody"),
                     };
                     prop_assert_eq!(read, &kept);

@@ -18,7 +18,7 @@ fn device(index: u32, places: u64, memory_mib: u64, healthy: bool) -> Registered
         cores: 100,
         memory_mib,
         places,
-        numa: -1,
+        hardware: dialects::registers::Hardware::default(),
         healthy,
     }
 }

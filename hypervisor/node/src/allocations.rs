@@ -80,6 +80,8 @@ struct Entry {
     started: Option<Instant>,
     /// Whose limits are written.
     holder: Option<Holder>,
+    /// The UID of its pod. `None`: not known, as of what an earlier run left.
+    pod: Option<String>,
     /// The annotation by which its limits were last changed, or were to be.
     followed: Option<String>,
     /// Whether its ids have been listed.
@@ -107,6 +109,8 @@ struct Facts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) holder: Holder,
+    /// The UID of its pod, where it is known.
+    pub(crate) pod: Option<String>,
     pub(crate) parts: Vec<Part>,
     /// How a share of time is meant.
     pub(crate) policy: Policy,
@@ -157,6 +161,7 @@ pub(crate) struct Waiting {
 pub(crate) struct Held {
     pub(crate) key: AllocationKey,
     pub(crate) holder: Holder,
+    pub(crate) pod: Option<String>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) shares: Vec<(GpuId, Share)>,
     pub(crate) followed: Option<String>,
@@ -356,6 +361,7 @@ impl Allocations {
         allocation::make_pages(&self.session_of(key), &limits)?;
         let shares = self.write_down(key, decision)?;
         (entry.holder, entry.shares) = (Some(decision.holder.clone()), shares);
+        entry.pod.clone_from(&decision.pod);
         drop(table);
         self.has_changed();
         Ok(true)
@@ -386,6 +392,7 @@ impl Allocations {
             Some(Held {
                 key: key.clone(),
                 holder: entry.holder.clone().filter(|_| entry.missing.is_none())?,
+                pod: entry.pod.clone(),
                 gpus: entry.gpus.clone(),
                 shares: entry.shares.clone(),
                 followed: entry.followed.clone(),
@@ -493,6 +500,7 @@ impl Entry {
             made: Instant::now(),
             started: None,
             holder: None,
+            pod: None,
             followed: None,
             listed: false,
             missing: None,
@@ -528,7 +536,7 @@ impl Entry {
 
 impl Decision {
     fn settings(&self) -> OwnerSettings {
-        let Self { holder, parts, policy, daemon } = self;
+        let Self { holder, parts, policy, daemon, .. } = self;
         let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
             let pairs =
                 parts.iter().filter_map(|part| Some((part.gpu.to_string(), value(&part.limits)?)));
@@ -646,6 +654,7 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
             started,
             listed: holder.is_some(),
             holder,
+            pod: None,
             followed: fs::read_to_string(path.join(FOLLOWED)).ok(),
             missing: None,
         };

@@ -124,6 +124,7 @@ fn compute(cores: u64, policy: Policy, wish: &Wish) -> ComputeLimit {
 mod tests {
     use super::*;
     use crate::pool::Scaling;
+    use dialects::registers::Hardware;
     use dialects::{Dialect, MemoryNeed};
 
     const GPU: Gpu = Gpu {
@@ -131,6 +132,7 @@ mod tests {
         memory_mib: Some(8192),
         healthy: true,
         product: String::new(),
+        hardware: Hardware { numa: 0, bus_id: String::new(), capability: (0, 0) },
     };
 
     fn pool(scaling: Scaling) -> Pool {

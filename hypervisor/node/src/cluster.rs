@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api_server::{CallError, ConnectError, answered, insisted, watched};
-use dialects::claims::ContainerClaims;
-use dialects::pods::{self, has_ended, has_succeeded, is_allocating};
-use dialects::table::Phase;
-use dialects::{Claim, Dialect, PodClaims};
+use dialects::pods::{self, has_ended, is_allocating};
+use dialects::{Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Container, Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -22,12 +20,15 @@ use serde_json::{Value, json};
 
 use crate::events::{Events, Kind, Told};
 use crate::identity::Holder;
+use crate::outcomes::{Outcomes, Word};
 use crate::words;
 
 /// How long the API server has for one answer.
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// The same before the kubelet gives out ids: it waits meanwhile.
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
+/// A pod is not as it was, or another one.
+const CONFLICT: u16 = 409;
 /// For how long it is tried to write what a scheduler or a controller waits for.
 const INSISTS: Duration = Duration::from_secs(300);
 
@@ -51,6 +52,7 @@ pub(crate) struct Cluster {
     policy: Arc<Mutex<Policy>>,
     /// Containers whose GPUs the kubelet has been told, by their pods' UIDs.
     told: Arc<Mutex<BTreeSet<(String, String)>>>,
+    outcomes: Arc<Mutex<Outcomes>>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -80,6 +82,7 @@ impl Cluster {
             reschedule,
             policy: Arc::default(),
             told: Arc::default(),
+            outcomes: Arc::default(),
         };
         let own = watcher::Config::default().fields(&format!("spec.nodeName={}", options.node));
         let events = watched(Api::<Pod>::all(client), "pods", own);
@@ -129,8 +132,8 @@ impl Cluster {
     }
 
     fn forget(&self, pod: &Pod) {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
-        self.told().retain(|(of, _)| *of != uid);
+        self.told().retain(|(of, _)| of != uid(pod));
+        self.outcomes().forget(uid(pod));
     }
 
     /// What was deleted while nobody watched is only missing.
@@ -138,6 +141,11 @@ impl Cluster {
         let present: BTreeSet<String> =
             self.pods.state().iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
         self.told().retain(|(of, _)| present.contains(of));
+        self.outcomes().keep(&present);
+    }
+
+    fn outcomes(&self) -> std::sync::MutexGuard<'_, Outcomes> {
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn told(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, String)>> {
@@ -149,18 +157,8 @@ impl Cluster {
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod of this node. `None`: there is no such pod.
+    /// The pod of this name, as it is now: one that was heard of may have gone, and another one has its name.
     pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, CallError> {
-        let is_it = |pod: &Pod| {
-            pod.metadata.namespace.as_ref() == Some(&holder.namespace)
-                && pod.metadata.name.as_ref() == Some(&holder.pod)
-                // One that ends may have a successor of the same name.
-                && pod.metadata.deletion_timestamp.is_none()
-                && !has_ended(pod)
-        };
-        if let Some(pod) = self.pods.find(is_it) {
-            return Ok(Some(pod));
-        }
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
         Ok(answered(ANSWERS_WITHIN, pods.get_opt(&holder.pod)).await?.map(Arc::new))
     }
@@ -191,7 +189,7 @@ impl Cluster {
         let mut told = self.told();
         for pod in pods {
             let Ok(claims) = pods::claims(pod, dialect) else { continue };
-            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let uid = uid(pod);
             for container in pods::containers(pod) {
                 let own = claims.of(&container.name).unwrap_or_default();
                 // By which number the kubelet asks. Of vgpu.rs it is the pod's own.
@@ -199,7 +197,7 @@ impl Cluster {
                     Dialect::VgpuRs => !own.is_empty() && asks_for(pod, container, dialect, count),
                     _ => own.len() == count,
                 };
-                if is_it && told.insert((uid.clone(), container.name.clone())) {
+                if is_it && told.insert((uid.to_owned(), container.name.clone())) {
                     return Some(own.iter().map(|claim| claim.gpu).collect());
                 }
             }
@@ -207,62 +205,61 @@ impl Cluster {
         None
     }
 
-    /// A pod's containers have their GPUs: tells its scheduler.
-    pub(crate) fn allocated(
-        &self,
-        holder: &Holder,
-        dialect: Dialect,
-        parts: Vec<(String, Vec<Claim>)>,
-    ) {
-        let (cluster, holder) = (self.clone(), holder.clone());
-        tokio::spawn(async move {
-            let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
-            let one = |(container, claims)| ContainerClaims { container, claims };
-            let real = PodClaims(parts.into_iter().map(one).collect());
-            cluster.write_allocated(&pod, dialect, &real).await;
-        });
+    /// A container has its GPUs: tells its pod's scheduler what all of them have.
+    pub(crate) fn allocated(&self, pod: &Arc<Pod>, container: &str, real: (Dialect, PodClaims)) {
+        let number = self.outcomes().started(uid(pod), container, real);
+        self.write(pod, number);
     }
 
-    async fn write_allocated(&self, pod: &Pod, dialect: Dialect, real: &PodClaims) {
-        let names = dialect.annotations();
-        let (Some(own), Some(phase)) = (names.real, names.phase) else { return };
-        let was_scheduled = is_allocating(pod, dialect);
-        let counted = pods::counted(pod);
-        let mut annotations = serde_json::Map::new();
-        if dialect == Dialect::VgpuManager {
-            let text = real.write(dialect, &counted);
-            if pods::annotation(pod, own) != Some(&text) {
-                annotations.insert(own.to_owned(), text.into());
+    /// A running container has another part of its GPUs.
+    pub(crate) fn changed(&self, pod: &Arc<Pod>, real: (Dialect, PodClaims)) {
+        let number = self.outcomes().changed(uid(pod), real);
+        self.write(pod, number);
+    }
+
+    fn write(&self, pod: &Arc<Pod>, number: u64) {
+        let (cluster, pod) = (self.clone(), Arc::clone(pod));
+        tokio::spawn(async move { cluster.write_outcome(&pod, number).await });
+    }
+
+    /// Tells a pod's scheduler what became of its containers, unless something else has happened since.
+    async fn write_outcome(&self, pod: &Pod, number: u64) {
+        let pods = self.pods_beside(pod);
+        let (name, how) = (name(pod), PatchParams::default());
+        let write = || async {
+            loop {
+                let now = pods.get_opt(name).await?.filter(|now| uid(now) == uid(pod));
+                let Some(now) = now else { return Ok(None) };
+                let word = self.outcomes().latest(uid(pod), number).map(|last| last.word(&now));
+                let Some(Word { metadata, lock }) = word else { return Ok(None) };
+                if metadata.is_null() {
+                    return Ok(lock);
+                }
+                let patch = Patch::Merge(json!({"metadata": metadata}));
+                match pods.patch_metadata(name, &how, &patch).await {
+                    Ok(_) => return Ok(lock),
+                    // It says something else by now.
+                    Err(kube::Error::Api(said)) if said.code == CONFLICT => {}
+                    Err(error) => return Err(error),
+                }
             }
-        } else if was_scheduled {
-            let nothing = PodClaims::default().write(dialect, &counted);
-            annotations.insert(names.claimed.to_owned(), nothing.into());
-        }
-        let mut metadata = json!({});
-        if was_scheduled {
-            set_phase(&mut metadata, phase, phase.succeeded);
-        }
-        for (name, value) in annotations {
-            metadata["annotations"][name] = value;
-        }
-        if metadata != json!({}) {
-            self.patch_pod(pod, metadata).await;
-        }
-        if let Some(lock) = names.lock.filter(|_| was_scheduled) {
-            self.release(lock, pod).await;
+        };
+        if let Ok(Some((lock, is_its_without_name))) = insist(name, write).await {
+            self.release(lock, pod, is_its_without_name).await;
         }
     }
 
     /// A scheduler of these dialects holds the node until its pod has its devices.
-    async fn release(&self, lock: &str, pod: &Pod) {
+    async fn release(&self, lock: &str, pod: &Pod, is_its_without_name: bool) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let Ok(node) = insist("the node's lock", || nodes.get(&self.node)).await else { return };
         let held = node.metadata.annotations.as_ref().and_then(|all| all.get(lock));
         // TIME, or TIME,NAMESPACE,POD.
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let is_its =
-            held.is_some_and(|text| !text.contains(',') || text.ends_with(&format!(",{name}")));
-        if is_its {
+        let named = format!(",{}", name(pod));
+        let is_its = |text: &String| {
+            if text.contains(',') { text.ends_with(&named) } else { is_its_without_name }
+        };
+        if held.is_some_and(is_its) {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {lock: Value::Null}}}));
             let how = PatchParams::default();
             let free = || nodes.patch_metadata(&self.node, &how, &patch);
@@ -271,30 +268,25 @@ impl Cluster {
         }
     }
 
-    /// A container does not start, or cannot use its GPUs: tells people, and its scheduler.
-    pub(crate) fn refused(&self, holder: &Holder, reason: &str) {
-        let (cluster, holder, reason) = (self.clone(), holder.clone(), reason.to_owned());
+    /// A container does not start: tells people, and its scheduler.
+    pub(crate) fn refused(&self, pod: &Arc<Pod>, container: &str, reason: &str) {
+        let Some(number) = self.outcomes().refused(uid(pod), container, reason) else { return };
+        let (cluster, pod, reason) = (self.clone(), Arc::clone(pod), reason.to_owned());
         tokio::spawn(async move {
-            let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
             cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
-            for dialect in Dialect::ALL {
-                let names = dialect.annotations();
-                let Some(phase) = names.phase else { continue };
-                let was_scheduled = is_allocating(&pod, dialect);
-                // It has when the first container starts, and the second may be refused.
-                if was_scheduled || has_succeeded(&pod, dialect) {
-                    let mut metadata = json!({});
-                    set_phase(&mut metadata, phase, phase.failed);
-                    cluster.patch_pod(&pod, metadata).await;
-                    if let Some(lock) = names.lock.filter(|_| was_scheduled) {
-                        cluster.release(lock, &pod).await;
-                    }
-                }
-            }
+            cluster.write_outcome(&pod, number).await;
             if cluster.reschedule {
                 cluster.reschedule(&pod).await;
             }
         });
+    }
+
+    /// The same of a container that has started and waits for its limits: once.
+    pub(crate) fn refused_late(&self, pod: &Arc<Pod>, container: &str, reason: &str) {
+        let is_known = self.outcomes().is_refused(uid(pod), container);
+        if !is_known {
+            self.refused(pod, container, reason);
+        }
     }
 
     async fn tell(&self, pod: &Pod, kind: Kind, reason: &'static str, text: &str) {
@@ -328,7 +320,7 @@ impl Cluster {
     /// Deletes a pod, if something makes it anew.
     async fn reschedule(&self, pod: &Pod) {
         let meta = &pod.metadata;
-        let name = meta.name.as_deref().unwrap_or_default();
+        let name = name(pod);
         let owners = meta.owner_references.iter().flatten();
         if !owners.into_iter().any(|owner| owner.controller == Some(true)) {
             let text = "it is not deleted: no controller would make it anew";
@@ -337,8 +329,7 @@ impl Cluster {
         }
         let text = "it is deleted, so that its controller makes a new one";
         self.tell(pod, Kind::Normal, "Rescheduled", text).await;
-        let pods: Api<Pod> =
-            Api::namespaced(self.client.clone(), meta.namespace.as_deref().unwrap_or("default"));
+        let pods = self.pods_beside(pod);
         let preconditions = Some(Preconditions { uid: meta.uid.clone(), resource_version: None });
         let how = DeleteParams { preconditions, ..DeleteParams::default() };
         if insist(name, || pods.delete(name, &how)).await.is_ok() {
@@ -346,17 +337,9 @@ impl Cluster {
         }
     }
 
-    async fn patch_pod(&self, pod: &Pod, mut metadata: Value) {
-        // Another pod of this name is not meant.
-        metadata["uid"] = pod.metadata.uid.clone().into();
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let pods: Api<Pod> = Api::namespaced(
-            self.client.clone(),
-            pod.metadata.namespace.as_deref().unwrap_or("default"),
-        );
-        let patch = Patch::Merge(json!({"metadata": metadata}));
-        let how = PatchParams::default();
-        _ = insist(name, || pods.patch_metadata(name, &how, &patch)).await;
+    fn pods_beside(&self, pod: &Pod) -> Api<Pod> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        Api::namespaced(self.client.clone(), namespace)
     }
 
     /// Sets those of the node's annotations that are not so. Touches nothing else.
@@ -413,7 +396,10 @@ where
     written.inspect_err(|error| tracing::warn!(%error, what, "is not written"))
 }
 
-fn set_phase(metadata: &mut Value, phase: Phase, value: &str) {
-    let kind = if phase.is_label { "labels" } else { "annotations" };
-    metadata[kind][phase.name] = value.into();
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
 }

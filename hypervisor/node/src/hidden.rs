@@ -107,6 +107,7 @@ mod tests {
     use super::*;
     use crate::pool::Gpu;
     use dialects::Dialect;
+    use dialects::registers::Hardware;
     use dialects::table::offered;
     use proptest::prelude::*;
 
@@ -120,6 +121,7 @@ mod tests {
             memory_mib: Some(1000),
             healthy: true,
             product: String::new(),
+            hardware: Hardware::default(),
         };
         let number = |number: u32| number.try_into().unwrap();
         Pool::new((0..2).map(one).collect(), number(4), number(10))

@@ -20,6 +20,7 @@ mod live;
 mod mounted;
 mod often;
 mod options;
+mod outcomes;
 mod people;
 mod permissions;
 mod plugin;

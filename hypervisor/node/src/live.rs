@@ -136,6 +136,7 @@ pub(crate) fn told(gpu: GpuId, before: Share, after: Share) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dialects::registers::Hardware;
     use dialects::{Dialect, MemoryNeed, Need};
     use limits::{ComputeLimit, MemoryLimit, Policy, Priority};
 
@@ -192,6 +193,7 @@ mod tests {
             memory_mib: Some(8192),
             healthy: true,
             product: String::new(),
+            hardware: Hardware::default(),
         };
         let pool = Pool::new(vec![gpu.clone()], 4.try_into().unwrap(), 1.try_into().unwrap());
         let memory = MemoryNeed::Units(1024);

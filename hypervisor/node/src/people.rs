@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use api::DeviceList;
 use bytesize::ByteSize;
-use dialects::{Dialect, Share, pods};
+use dialects::claims::ContainerClaims;
+use dialects::{Dialect, PodClaims, Share, pods};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Resource;
@@ -87,6 +88,10 @@ impl People {
                 let Some(pod) = pods.get(&(holder.namespace.clone(), holder.pod.clone())) else {
                     continue;
                 };
+                // Of this name: what is heard of may be from before.
+                if held.pod.is_some() && held.pod != pod.metadata.uid {
+                    continue;
+                }
                 self.follow(&held, pod).await;
                 self.look_for_refusals(&held, pod, &mut known).await;
             }
@@ -129,7 +134,7 @@ impl People {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((said, dialect)))) => {
                 // An earlier run may have ended before it told of it.
-                self.write_real(&held.holder, dialect);
+                self.write_real(pod, &held.holder, dialect);
                 let Some(said) = said else { return };
                 tracing::info!(holder = %held.holder, said, "its limits are changed");
                 let note = format!("limits changed: container {container}: {said}");
@@ -179,7 +184,8 @@ impl People {
         let said = parts.iter().map(|part| live::told(part.gpu, before(part.gpu), part.share));
         let said: Vec<String> = said.filter(|words| !words.is_empty()).collect();
         let (holder, daemon) = (held.holder.clone(), self.daemon.to_path_buf());
-        let decision = Decision { holder, parts, policy, daemon };
+        let pod = pod.metadata.uid.clone();
+        let decision = Decision { holder, pod, parts, policy, daemon };
         // Also where nothing else is promised: an earlier run may have ended before the pages had it.
         let took = self.allocations.change(&held.key, &decision)?;
         let is_new = !said.is_empty();
@@ -188,7 +194,7 @@ impl People {
     }
 
     /// Schedulers of VGPU-Manager's dialect count what stands there.
-    fn write_real(&self, holder: &Holder, dialect: Dialect) {
+    fn write_real(&self, pod: &Arc<Pod>, holder: &Holder, dialect: Dialect) {
         if dialect != Dialect::VgpuManager {
             return;
         }
@@ -198,10 +204,11 @@ impl People {
         };
         let claims = |held: Held| {
             let claim = |&(gpu, share): &(GpuId, Share)| pool.claim(gpu, share);
-            (held.holder.container, held.shares.iter().map(claim).collect())
+            let claims = held.shares.iter().map(claim).collect();
+            ContainerClaims { container: held.holder.container, claims }
         };
         let all = self.allocations.held().into_iter().filter(is_its).map(claims).collect();
-        self.cluster.allocated(holder, dialect, all);
+        self.cluster.changed(pod, (dialect, PodClaims(all)));
     }
 
     /// Tells of memory that was refused since it was last looked.

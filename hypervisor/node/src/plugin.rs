@@ -321,6 +321,8 @@ impl DevicePlugin for Plugin {
                 let mut wishes = resolver.wishes(std::slice::from_ref(&waiting), &containers).await;
                 let holder =
                     containers.whose(&waiting.ids).ok().flatten().map(|one| one.holder.clone());
+                let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
+                let whose = pod.zip(holder);
                 let (kept, key) = (containers.clone(), waiting.key.clone());
                 let work = move |offer: &Offer| {
                     match offer.resolver.settle(&waiting, &containers, &mut wishes, asked) {
@@ -329,10 +331,11 @@ impl DevicePlugin for Plugin {
                         settled => Ok((settled?, None)),
                     }
                 };
-                match (self.apart(work).await.map(Response::into_inner), holder) {
-                    (Ok((Settled::Decided, _)), Some(holder)) => {
-                        resolver.tell(&holder, &kept).await
+                match (self.apart(work).await.map(Response::into_inner), whose) {
+                    (Ok((Settled::Decided, _)), Some((pod, holder))) => {
+                        resolver.tell(&pod, &holder, &kept);
                     }
+                    (Ok((Settled::Decided, _)), None) => {}
                     (Ok((_, Some(reason))), _) => {
                         let key = key.as_str();
                         tracing::warn!(key, reason, "a container starts and waits for its limits");
@@ -344,9 +347,10 @@ impl DevicePlugin for Plugin {
                             "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail"
                         );
                     }
-                    (Err(status), holder) => {
-                        if let Some((cluster, holder)) = resolver.cluster.as_ref().zip(holder) {
-                            cluster.refused(&holder, status.message());
+                    (Err(status), whose) => {
+                        if let Some((cluster, (pod, holder))) = resolver.cluster.as_ref().zip(whose)
+                        {
+                            cluster.refused(&pod, &holder.container, status.message());
                         }
                         return Err(status);
                     }

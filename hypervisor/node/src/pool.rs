@@ -10,6 +10,7 @@ use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use dialects::registers::Hardware;
 use dialects::vgpu_rs::GpuInfo;
 use limits::GpuId;
 use sha2::{Digest, Sha256};
@@ -34,6 +35,8 @@ pub struct Gpu {
     pub healthy: bool,
     /// What it is called.
     pub product: String,
+    /// What schedulers may go by.
+    pub hardware: Hardware,
 }
 
 /// One of what a GPU has.

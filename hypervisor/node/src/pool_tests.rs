@@ -16,6 +16,7 @@ fn pool(gpus: u8, split: u32, factor: u32) -> Pool {
         memory_mib: Some(81_559),
         healthy: true,
         product: String::new(),
+        hardware: Hardware::default(),
     };
     let number = |number| NonZeroU32::new(number).unwrap();
     Pool::new((0..gpus).map(one).collect(), number(split), number(factor))

@@ -59,7 +59,7 @@ fn wanted(
                 cores: total.cores,
                 memory_mib: total.memory_mib,
                 places: pool.split().get().into(),
-                numa: -1,
+                hardware: gpu.hardware.clone(),
                 healthy: gpu.healthy,
             }
         })

@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dialects::{Counts, Dialect, Resource};
+use dialects::claims::ContainerClaims;
+use dialects::{Counts, Dialect, PodClaims, Resource};
 use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
 use limits::{GpuId, Policy};
 use tokio::sync::watch;
 
@@ -74,7 +76,24 @@ pub(crate) struct Resolver {
 }
 
 /// What containers are to get, by their names.
-pub(crate) type Wishes = BTreeMap<Holder, Result<Wish, Undecided>>;
+pub(crate) type Wishes = BTreeMap<Holder, Wished>;
+
+/// What a container is to get.
+pub(crate) struct Wished {
+    /// Its pod, if it is known.
+    pub(crate) pod: Option<Arc<Pod>>,
+    wish: Result<Wish, Undecided>,
+}
+
+/// A container that has limits now, and its pod, if that is known.
+type Decided = (Holder, Option<Arc<Pod>>);
+
+/// Why a container has no limits yet.
+struct Late {
+    reason: String,
+    /// Its pod and its name, where these have nothing to wait for.
+    whose: Option<(Arc<Pod>, String)>,
+}
 
 impl Resolver {
     /// The containers as the kubelet lists them now, and when it was asked.
@@ -93,7 +112,8 @@ impl Resolver {
         asked: Instant,
     ) -> Result<Settled, Undecided> {
         let Some(listed) = containers.whose(&waiting.ids)? else { return Ok(Settled::Unlisted) };
-        let Some(wish) = wishes.remove(&listed.holder) else { return Ok(Settled::Unlisted) };
+        let wished = wishes.remove(&listed.holder);
+        let Some(Wished { pod, wish }) = wished else { return Ok(Settled::Unlisted) };
         let wish = wish?;
         self.check_place(listed, &wish, &waiting.gpus)?;
         let parts = self.parts(listed, &wish, &waiting.gpus)?;
@@ -102,7 +122,8 @@ impl Resolver {
             Wish::Counted(_) => Policy::Fixed,
         };
         let (holder, daemon) = (listed.holder.clone(), self.daemon.to_path_buf());
-        let decision = Decision { holder, parts, policy, daemon };
+        let pod = pod.and_then(|pod| pod.metadata.uid.clone());
+        let decision = Decision { holder, pod, parts, policy, daemon };
         match self.allocations.decide(&waiting.key, &decision, containers, asked)? {
             true => {
                 let (holder, key) = (decision.holder.to_string(), waiting.key.as_str());
@@ -144,25 +165,32 @@ impl Resolver {
         join_all(known.map(wish)).await.into_iter().collect()
     }
 
-    async fn wish(&self, listed: &Listed) -> Result<Wish, Undecided> {
-        let Some(cluster) = &self.cluster else { return Ok(Wish::Counted(listed.asked)) };
-        let holder = &listed.holder;
-        let pod = match cluster.pod(holder).await {
-            Ok(Some(pod)) => pod,
-            Ok(None) => return Err(Undecided::Cluster(format!("there is no pod of {holder}"))),
-            Err(error) => return Err(Undecided::Cluster(chain(error))),
+    async fn wish(&self, listed: &Listed) -> Wished {
+        let Some(cluster) = &self.cluster else {
+            return Wished { pod: None, wish: Ok(Wish::Counted(listed.asked)) };
         };
-        wish(&pod, &holder.container, &self.dialects, cluster.policy())
-            .map_err(|source| Undecided::Words { holder: holder.to_string(), source })
+        let holder = &listed.holder;
+        let none = |why| Wished { pod: None, wish: Err(Undecided::Cluster(why)) };
+        match cluster.pod(holder).await {
+            Ok(Some(pod)) => {
+                let said = wish(&pod, &holder.container, &self.dialects, cluster.policy());
+                let wish =
+                    said.map_err(|source| Undecided::Words { holder: holder.to_string(), source });
+                Wished { pod: Some(pod), wish }
+            }
+            Ok(None) => none(format!("there is no pod of {holder}")),
+            Err(error) => none(chain(error)),
+        }
     }
 
-    /// Tells a pod's scheduler what all of its containers have got.
-    pub(crate) async fn tell(&self, holder: &Holder, containers: &Containers) {
+    /// Tells a pod's scheduler what all of its containers have got, one of them just now.
+    pub(crate) fn tell(&self, pod: &Arc<Pod>, holder: &Holder, containers: &Containers) {
         let Some(cluster) = &self.cluster else { return };
         let (mut dialect, mut all) = (None, Vec::new());
         let held = self.allocations.held();
         for listed in containers.of_pod(holder) {
-            let Ok(wish) = self.wish(listed).await else { continue };
+            let name = &listed.holder.container;
+            let Ok(wish) = wish(pod, name, &self.dialects, cluster.policy()) else { continue };
             let Wish::Said { need, .. } = &wish else { continue };
             // What it has by now may have been changed.
             let own = held.iter().find(|one| one.holder == listed.holder);
@@ -179,11 +207,26 @@ impl Resolver {
             dialect = Some(need.dialect);
             let pool = self.pool.borrow();
             let claims = shares.into_iter().map(|(gpu, share)| pool.claim(gpu, share)).collect();
-            all.push((listed.holder.container.clone(), claims));
+            all.push(ContainerClaims { container: name.clone(), claims });
         }
         if let Some(dialect) = dialect {
-            cluster.allocated(holder, dialect, all);
+            cluster.allocated(pod, &holder.container, (dialect, PodClaims(all)));
         }
+    }
+
+    /// Tells of those of which an earlier run may not have told before it ended. Returns those whose pods are not known yet.
+    async fn tell_again(&self, untold: Vec<Holder>, containers: &Containers) -> Vec<Holder> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        let found = join_all(untold.iter().map(|holder| cluster.pod(holder))).await;
+        let mut left = Vec::new();
+        for (holder, found) in untold.into_iter().zip(found) {
+            match found {
+                Ok(Some(pod)) => self.tell(&pod, &holder, containers),
+                Ok(None) => {}
+                Err(_) => left.push(holder),
+            }
+        }
+        left
     }
 
     /// Looks again and again, for as long as the program runs.
@@ -191,8 +234,8 @@ impl Resolver {
         let mut told = None;
         let mut undecided = BTreeMap::new();
         let mut allocatable = Allocatable::default();
-        // An earlier run may have ended before it told of them.
-        let mut untold = self.allocations.held();
+        let mut untold: Vec<Holder> =
+            self.allocations.held().into_iter().map(|held| held.holder).collect();
         loop {
             tokio::time::sleep(self.pause()).await;
             allocatable.look(&self).await;
@@ -209,17 +252,16 @@ impl Resolver {
                     let work = move || own.act_on(waiting, &containers, wishes, asked);
                     match tokio::task::spawn_blocking(work).await {
                         Ok((now, decided)) => {
-                            let found = untold.drain(..).map(|held| held.holder);
-                            for holder in &found.chain(decided).collect::<BTreeSet<_>>() {
-                                self.tell(holder, &kept).await;
-                            }
-                            // Each once: this may go on for long.
-                            for (key, reason) in &now {
-                                if undecided.get(key) != Some(reason) {
-                                    tracing::warn!(key, reason, "a container has no limits");
+                            for (holder, pod) in decided {
+                                untold.retain(|one| *one != holder);
+                                if let Some(pod) = pod {
+                                    self.tell(&pod, &holder, &kept);
                                 }
                             }
-                            undecided = now;
+                            untold = self.tell_again(untold, &kept).await;
+                            self.tell_late(&undecided, &now);
+                            undecided =
+                                now.into_iter().map(|(key, late)| (key, late.reason)).collect();
                         }
                         Err(ended) => tracing::error!(%ended, "looking after allocations"),
                     }
@@ -235,6 +277,19 @@ impl Resolver {
         }
     }
 
+    /// Each once: this may go on for long.
+    fn tell_late(&self, before: &BTreeMap<String, String>, now: &BTreeMap<String, Late>) {
+        for (key, Late { reason, whose }) in now {
+            if before.get(key) == Some(reason) {
+                continue;
+            }
+            tracing::warn!(key, reason, "a container has no limits");
+            if let (Some(cluster), Some((pod, container))) = (&self.cluster, whose) {
+                cluster.refused_late(pod, container, reason);
+            }
+        }
+    }
+
     fn pause(&self) -> Duration {
         if self.allocations.is_urgent() { ASK_AT_ONCE } else { ASK }
     }
@@ -246,14 +301,20 @@ impl Resolver {
         containers: &Containers,
         mut wishes: Wishes,
         asked: Instant,
-    ) -> (BTreeMap<String, String>, Vec<Holder>) {
+    ) -> (BTreeMap<String, Late>, Vec<Decided>) {
         let (mut undecided, mut decided) = (BTreeMap::new(), Vec::new());
         for waiting in waiting {
-            let holder = || Some(containers.whose(&waiting.ids).ok()??.holder.clone());
+            let holder =
+                containers.whose(&waiting.ids).ok().flatten().map(|one| one.holder.clone());
+            let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
             match self.settle(&waiting, containers, &mut wishes, asked) {
-                Ok(Settled::Decided) => decided.extend(holder()),
+                Ok(Settled::Decided) => decided.extend(holder.map(|holder| (holder, pod))),
                 Ok(Settled::Unlisted) => {}
-                Err(why) => _ = undecided.insert(waiting.key.as_str().to_owned(), why.to_string()),
+                Err(why) => {
+                    let whose = pod.zip(holder.map(|holder| holder.container));
+                    let late = Late { reason: why.to_string(), whose };
+                    undecided.insert(waiting.key.as_str().to_owned(), late);
+                }
             }
         }
         let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
@@ -321,6 +382,7 @@ fn offered(pool: &Pool, counts: Counts) -> usize {
 mod tests {
     use super::*;
     use crate::pool::Gpu;
+    use dialects::registers::Hardware;
 
     #[test]
     fn what_the_kubelet_has_is_compared_with_what_is_healthy() {
@@ -329,6 +391,7 @@ mod tests {
             memory_mib: None,
             healthy,
             product: String::new(),
+            hardware: Hardware::default(),
         };
         let split = 3.try_into().unwrap();
         let pool = Pool::new(vec![gpu(1, true), gpu(2, false)], split, split);

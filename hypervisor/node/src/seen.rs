@@ -1,5 +1,6 @@
 //! What the observer shows, as GPUs to be offered.
 
+use dialects::registers::Hardware;
 use observer::{Blind, DeviceView, Model};
 
 use crate::pool::Gpu;
@@ -36,5 +37,51 @@ fn offered(device: &DeviceView) -> Gpu {
         memory_mib: memory.ok().map(|memory| memory.total / MIB),
         healthy: device.health.is_healthy(),
         product: device.reading.name.clone().unwrap_or_else(|_| "GPU".to_owned()),
+        hardware: hardware(&device.reading.hardware),
+    }
+}
+
+fn hardware(read: &observer::Hardware) -> Hardware {
+    Hardware {
+        numa: read.numa.as_ref().copied().unwrap_or_default(),
+        bus_id: read.pci.as_deref().map(bus_id).unwrap_or_default(),
+        capability: read.capability.as_ref().copied().unwrap_or_default(),
+    }
+}
+
+/// As the kernel writes it: NVML has eight digits of the domain, and large letters.
+fn bus_id(pci: &str) -> String {
+    let text = pci.to_ascii_lowercase();
+    let short = text.split_once(':').filter(|(domain, _)| domain.len() == 8);
+    match short.and_then(|(domain, rest)| Some((domain.strip_prefix("0000")?, rest))) {
+        Some((domain, rest)) => format!("{domain}:{rest}"),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use observer::Unread;
+
+    #[test]
+    fn addresses_are_written_as_the_kernel_does() {
+        assert_eq!(bus_id("00000000:1A:00.0"), "0000:1a:00.0");
+        assert_eq!(bus_id("0000:01:00.0"), "0000:01:00.0");
+        assert_eq!(bus_id("00010000:01:00.0"), "00010000:01:00.0");
+    }
+
+    #[test]
+    fn what_the_driver_does_not_tell_is_as_the_originals_write_it() {
+        let why = || Unread::NotSupported;
+        let none = observer::Hardware { pci: Err(why()), numa: Err(why()), capability: Err(why()) };
+        assert_eq!(hardware(&none), Hardware::default());
+        let all = observer::Hardware {
+            pci: Ok("00000000:C1:00.0".to_owned()),
+            numa: Ok(1),
+            capability: Ok((9, 0)),
+        };
+        let wanted = Hardware { numa: 1, bus_id: "0000:c1:00.0".to_owned(), capability: (9, 0) };
+        assert_eq!(hardware(&all), wanted);
     }
 }

@@ -1,5 +1,6 @@
 //! Devices as NVML shows them. The library is loaded when it is first needed, and never by an async thread.
 
+use core::ffi::c_ulong;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +18,8 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::reading::{
-    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Memory, Reading, ThrottleReason, Unread,
-    Utilization,
+    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Memory, Reading, ThrottleReason,
+    Unread, Utilization,
 };
 use crate::source::{Blind, Seen, Source, sleep};
 use crate::xid::Xid;
@@ -31,6 +32,11 @@ const EVERY: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 100;
 /// The number that NVML gives an error whose number it does not know.
 const UNKNOWN_XID: u64 = 999;
+
+/// `NVML_AFFINITY_SCOPE_NODE`: memory nodes, not sockets.
+const NEAR: u32 = 0;
+/// How many words of bits a set of memory nodes may have.
+const NODE_WORDS: usize = 4;
 
 /// NVML.
 #[derive(Clone, Debug)]
@@ -149,6 +155,7 @@ impl Listed<'_> {
             index,
             uuid,
             name: reading(device.name()),
+            hardware: self.hardware(),
             memory: reading(device.memory_info()).map(|memory| Memory {
                 total: memory.total,
                 reserved: memory.reserved,
@@ -173,6 +180,17 @@ impl Listed<'_> {
         }
     }
 
+    fn hardware(&self) -> Hardware {
+        let Self { ref device, .. } = *self;
+        let near = reading(device.memory_affinity(NODE_WORDS, NEAR));
+        let capability = reading(device.cuda_compute_capability());
+        Hardware {
+            pci: reading(device.pci_info()).map(|pci| pci.bus_id),
+            numa: near.and_then(|nodes| first(&nodes).ok_or(Unread::NotSupported)),
+            capability: capability.map(|one| (one.major.unsigned_abs(), one.minor.unsigned_abs())),
+        }
+    }
+
     /// Clients of MPS are in a list of their own, which not all devices have.
     fn processes(&self) -> Reading<Vec<GpuProcess>> {
         let mut found = reading(self.device.running_compute_processes())?;
@@ -182,6 +200,14 @@ impl Listed<'_> {
         found.dedup_by_key(|process| process.pid);
         Ok(found)
     }
+}
+
+/// The number of the first bit of a set.
+fn first(set: &[c_ulong]) -> Option<u32> {
+    let at = |(word, bits): (u32, &c_ulong)| {
+        (*bits != 0).then(|| word * c_ulong::BITS + bits.trailing_zeros())
+    };
+    (0..).zip(set).find_map(at)
 }
 
 fn process(info: &ProcessInfo) -> GpuProcess {

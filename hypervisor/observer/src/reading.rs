@@ -46,6 +46,8 @@ pub struct DeviceReading {
     pub uuid: GpuId,
     /// The product's name.
     pub name: Reading<String>,
+    /// What it is, and where it is in the machine.
+    pub hardware: Hardware,
     /// Its memory.
     pub memory: Reading<Memory>,
     /// How much it is used.
@@ -77,6 +79,7 @@ impl DeviceReading {
             index,
             uuid,
             name: none(why),
+            hardware: Hardware { pci: none(why), numa: none(why), capability: none(why) },
             memory: none(why),
             utilization: none(why),
             power_mw: none(why),
@@ -102,6 +105,17 @@ impl DeviceReading {
         let mut whys = whys.into_iter().flatten();
         whys.find(|why| matches!(why, Unread::Lost | Unread::NeedsReset))
     }
+}
+
+/// What does not change while the machine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hardware {
+    /// Its address on the PCI bus, as NVML writes it: `00000000:01:00.0`.
+    pub pci: Reading<String>,
+    /// The first of the machine's memory nodes that are near to it.
+    pub numa: Reading<u32>,
+    /// Its compute capability: major and minor.
+    pub capability: Reading<(u32, u32)>,
 }
 
 /// A device's memory, in bytes.

@@ -5,10 +5,15 @@
 //! * [`SESSION`]: the session's pages, which the node has made. Processes of every user of the container share them.
 //!
 //! A container's processes can neither write to the first nor unmount it, so no environment moves the limits.
+//!
+//! In a container with a user namespace both are of a user whom it does not know: kubelets do not map what plugins mount.
 
+use crate::folder::MOUNTED;
 use crate::settings::{FILE, OwnerSettings, SettingsError};
+use crate::user_namespace::may_be_outer_root;
 use crate::{Page, PageError};
 use ::limits::{GpuId, Limits};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -19,7 +24,7 @@ use std::time::{Duration, Instant};
 /// Where a container sees its allocation.
 pub const FOLDER: &str = "/run/sluice/allocation";
 /// Where it sees the session's pages.
-pub const SESSION: &str = "/run/sluice/session";
+pub const SESSION: &str = MOUNTED;
 /// Where it sees the folder of its node's daemon.
 pub const DAEMON: &str = "/run/sluice/daemon";
 
@@ -67,7 +72,7 @@ pub fn settings(within: Duration) -> Result<OwnerSettings, AllocationError> {
     let end = Instant::now() + within;
     loop {
         let found = fs::symlink_metadata(FOLDER).map_err(AllocationError::Unseen)?;
-        if !found.is_dir() || found.uid() != 0 {
+        if !found.is_dir() || !is_nodes(found.uid()) {
             let what = if found.is_dir() { "a folder" } else { "no folder" };
             let whose = format!("{what} of user {}", found.uid());
             return Err(AllocationError::NotRoots(whose));
@@ -81,6 +86,14 @@ pub fn settings(within: Duration) -> Result<OwnerSettings, AllocationError> {
         }
         sleep(STEP);
     }
+}
+
+/// Whether the folder is the node's, by its user. Where that one is not known, whoever made the container has mounted it,
+/// since nobody in it can write to it.
+fn is_nodes(uid: u32) -> bool {
+    let is_read_only =
+        || statvfs(FOLDER).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
+    uid == 0 || may_be_outer_root(uid) && is_read_only()
 }
 
 /// Makes the folder of a container's session.

@@ -6,6 +6,7 @@
 //!
 //! * [`clock`], [`process`]: time, and the identity of processes;
 //! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them;
+//! * `user_namespace`: users whom this process's user namespace does not know;
 //! * `folder`: a folder that is used by its descriptor;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
@@ -39,6 +40,7 @@ pub mod signals;
 mod summary;
 pub mod taken;
 pub mod together;
+mod user_namespace;
 pub mod work_mark;
 
 pub use membership::{First, LedgerGuard, Membership};

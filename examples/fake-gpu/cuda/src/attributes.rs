@@ -16,9 +16,9 @@ pub(crate) const THREADS_PER_BLOCK: c_int = 1024;
 /// Shared memory that a block can have.
 pub(crate) const SHARED_OPTIN: c_int = 232_448;
 /// Compute capability.
-pub(crate) const COMPUTE_MAJOR: c_int = 9;
+pub(crate) const COMPUTE_MAJOR: c_int = identity::CAPABILITY.0;
 /// Compute capability.
-pub(crate) const COMPUTE_MINOR: c_int = 0;
+pub(crate) const COMPUTE_MINOR: c_int = identity::CAPABILITY.1;
 /// Number of the first attribute that does not exist.
 const END: c_uint = 149;
 

@@ -28,6 +28,15 @@ pub fn pci_bus(device: u32) -> u32 {
     0x10 + device
 }
 
+/// The machine's memory node that is near. As on a machine of two processors with four devices each.
+#[must_use]
+pub fn numa_node(device: u32) -> u32 {
+    device / 4
+}
+
+/// Compute capability: major and minor.
+pub const CAPABILITY: (i32, i32) = (9, 0);
+
 /// PCI address as the driver writes it.
 #[must_use]
 pub fn pci_text(device: u32) -> String {

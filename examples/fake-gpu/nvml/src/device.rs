@@ -1,6 +1,6 @@
 //! Devices: handles, names, memory. As with NVML, `CUDA_VISIBLE_DEVICES` has no effect here.
 
-use core::ffi::{c_char, c_int, c_uint};
+use core::ffi::{c_char, c_int, c_uint, c_ulong};
 
 use driver::nvml::{MEMORY_V2_VERSION, Memory, MemoryV2, NvmlDevice, NvmlReturn};
 use fake_node::identity;
@@ -138,8 +138,28 @@ pub(crate) extern "C" fn compute_capability(
 ) -> NvmlReturn {
     api(|| {
         known(device)?;
-        major.put(9)?;
-        minor.put(0)
+        major.put(identity::CAPABILITY.0)?;
+        minor.put(identity::CAPABILITY.1)
+    })
+}
+
+/// Sets of memory nodes, and of processors' sockets, which are the same here.
+pub(crate) extern "C" fn memory_affinity(
+    device: NvmlDevice,
+    length: c_uint,
+    set: Out<c_ulong>,
+    _scope: c_uint,
+) -> NvmlReturn {
+    api(|| {
+        let node = identity::numa_node(known(device)?);
+        if set.is_null() || length == 0 {
+            return Err(NvmlReturn::INVALID_ARGUMENT);
+        }
+        for word in 0..length {
+            let bit = node.checked_sub(word * c_ulong::BITS).filter(|bit| *bit < c_ulong::BITS);
+            set.put_at(word as usize, bit.map_or(0, |bit| 1 << bit))?;
+        }
+        Ok(())
     })
 }
 

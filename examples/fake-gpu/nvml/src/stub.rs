@@ -115,6 +115,7 @@ exports! {
     nvmlDeviceGetPciInfo_v2 => device::pci;
     nvmlDeviceGetPciInfo_v3 => device::pci;
     nvmlDeviceGetCudaComputeCapability => device::compute_capability;
+    nvmlDeviceGetMemoryAffinity => device::memory_affinity;
     nvmlDeviceGetMemoryInfo => device::memory;
     nvmlDeviceGetMemoryInfo_v2 => device::memory_v2;
     nvmlDeviceGetComputeMode => device::off;

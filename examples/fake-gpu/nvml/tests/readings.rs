@@ -31,12 +31,12 @@ fn open() -> Nvml {
 
 #[test]
 fn devices_have_names() {
-    isolated(&[("SLUICE_FAKE_DEVICES", "3")], || {
+    isolated(&[("SLUICE_FAKE_DEVICES", "5")], || {
         let nvml = open();
-        assert_eq!(nvml.device_count().unwrap(), 3);
+        assert_eq!(nvml.device_count().unwrap(), 5);
         assert!(nvml.sys_driver_version().unwrap().starts_with("580."));
         assert_eq!(nvml.sys_cuda_driver_version().unwrap(), 13000);
-        for index in 0..3 {
+        for index in 0..5 {
             let device = nvml.device_by_index(index).unwrap();
             assert_eq!(device.index().unwrap(), index);
             assert_eq!(device.name().unwrap(), "NVIDIA Fake GPU (Sluice)");
@@ -46,13 +46,16 @@ fn devices_have_names() {
             let pci = device.pci_info().unwrap();
             let same = nvml.device_by_pci_bus_id(pci.bus_id).unwrap();
             assert_eq!(same.index().unwrap(), index);
+            assert_eq!(device.memory_affinity(2, 0).unwrap(), [1 << (index / 4), 0]);
+            let capability = device.cuda_compute_capability().unwrap();
+            assert_eq!((capability.major, capability.minor), (9, 0));
             let memory = device.memory_info().unwrap();
             assert_eq!((memory.total, memory.used), (16 * GIB, 0));
             assert!(device.running_compute_processes().unwrap().is_empty());
             assert!(device.running_graphics_processes().unwrap().is_empty());
             assert!(matches!(device.mig_mode(), Err(NvmlError::NotSupported)));
         }
-        assert!(nvml.device_by_index(3).is_err());
+        assert!(nvml.device_by_index(5).is_err());
         assert!(nvml.device_by_uuid("GPU-unknown").is_err());
     });
 }

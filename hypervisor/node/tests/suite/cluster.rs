@@ -145,5 +145,10 @@ async fn the_nodes_devices_are_registered_for_its_schedulers() {
         (devices.len(), devices[1].gpu, devices[1].memory_mib, devices[1].places),
         (2, gpu(1), 81_559, 10)
     );
+    let hardware = &devices[1].hardware;
+    assert_eq!(
+        (hardware.numa, &*hardware.bus_id, hardware.capability),
+        (1, "0000:41:00.0", (9, 0))
+    );
     agent.stop().await.unwrap();
 }

@@ -2,7 +2,10 @@
 //! They know nothing of Sluice.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use node::proto::ContainerAllocateResponse;
@@ -94,6 +97,18 @@ impl Cluster {
         own: &[(&str, &str)],
         words: &[&str],
     ) -> Running {
+        self.run_as(None, answer, name, own, words)
+    }
+
+    /// The same with a user namespace, as of pods with `hostUsers: false`. Kubelets do not map what plugins mount.
+    fn run_as(
+        &self,
+        users: Option<u32>,
+        answer: &ContainerAllocateResponse,
+        name: &str,
+        own: &[(&str, &str)],
+        words: &[&str],
+    ) -> Running {
         let mount = |host: &Path, inside: &str, readonly| Mount {
             container_path: inside.to_owned(),
             host_path: host.to_str().unwrap().to_owned(),
@@ -128,15 +143,16 @@ impl Cluster {
         };
         let root = self.kubelet.path().join(format!("root-{name}"));
         let output = self.kubelet.path().join(format!("{name}.out"));
-        let child = container::start(&config, &root, &output).unwrap();
+        let child = container::start(&config, users, &root, &output).unwrap();
         Running { child, output }
     }
 }
 
 impl Running {
     pub(crate) async fn end(mut self) -> (Option<i32>, String) {
-        let code = in_time(self.child.wait()).await.unwrap().code();
-        (code, self.said())
+        let status = in_time(self.child.wait()).await.unwrap();
+        assert_eq!(status.signal(), None, "{}", self.said());
+        (status.code(), self.said())
     }
 
     fn said(&self) -> String {
@@ -191,6 +207,12 @@ async fn a_container_is_held_to_its_memory_whatever_its_environment_says() {
     .concat();
     let (code, said) = run("cleared", &LIFTING, &cleared).await;
     assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    // `readOnlyRootFilesystem: true`: made so when all that plugins mount is there.
+    let script = "mount -o remount,bind,ro / && ! touch /tmp/file && exec \"$@\"";
+    let read_only = [&["unshare", "--mount", "sh", "-ec", script, "sh"][..], &TAKE].concat();
+    let (code, said) = run("read-only", &LIFTING, &read_only).await;
+    assert!(said.contains("Read-only file system"), "{said}");
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
     cluster.stop().await;
 }
 
@@ -235,6 +257,46 @@ async fn a_container_whose_limits_are_not_known_waits_and_then_fails_with_a_line
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("the limits of this container are not known"), "{said}");
     assert!(!said.contains("granted_bytes"), "{said}");
+    cluster.stop().await;
+}
+
+/// Root of the container is another user of the node, and what is the node's root's is nobody's in there.
+#[tokio::test]
+async fn a_container_with_a_user_namespace_is_held_to_its_memory() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    // The simulated node belongs to who made it.
+    let (code, said) = cluster.run(&container.answer, "host", &[], &TAKE).end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    let shared = cluster.kubelet.path().join("image/shared/fake-node");
+    fs::set_permissions(shared, fs::Permissions::from_mode(0o666)).unwrap();
+    let run = |name: &str, own: &[(&str, &str)], words: &[&str]| {
+        cluster.run_as(Some(300_000), &container.answer, name, own, words).end()
+    };
+    let (code, said) =
+        run("map", &[], &["sh", "-c", "id -u; stat -c %u / /run/sluice/allocation"]).await;
+    assert_eq!((code, &*said), (Some(0), "0\n0\n65534\n"));
+    let nobody = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..];
+    for (name, own, words) in [
+        ("root", &[][..], TAKE.to_vec()),
+        ("lifting", &LIFTING[..], TAKE.to_vec()),
+        ("nobody", &LIFTING[..], [nobody, &TAKE].concat()),
+    ] {
+        let (code, said) = run(name, own, &words).await;
+        assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{name}: {said}");
+    }
+    // A user whom the container knows has no say, nor has one who could be anybody where it can be written to.
+    std::os::unix::fs::chown(&container.folder, Some(300_007), None).unwrap();
+    let (code, said) = run("own", &[], &TAKE).await;
+    assert!(code == Some(1) && said.contains("this is a folder of user 7"), "{said}");
+    std::os::unix::fs::chown(&container.folder, Some(1000), None).unwrap();
+    let mut answer = container.answer.clone();
+    for mount in answer.mounts.iter_mut().filter(|one| one.container_path.ends_with("/allocation"))
+    {
+        mount.read_only = false;
+    }
+    let (code, said) = cluster.run_as(Some(300_000), &answer, "open", &[], &TAKE).end().await;
+    assert!(code == Some(1) && said.contains("this is a folder of user 65534"), "{said}");
     cluster.stop().await;
 }
 
@@ -286,11 +348,11 @@ struct Cgroup {
 }
 
 impl Cgroup {
-    fn make() -> Option<Self> {
+    fn make(digit: char) -> Option<Self> {
         let id = format!("{:064x}", std::process::id());
-        let pod = "kubepods/besteffort/pod11111111-2222-3333-4444-555555555555";
+        let pod = format!("kubepods/besteffort/pod11111111-2222-3333-4444-55555555555{digit}");
         let made = |root: &&str| {
-            let folder = Path::new(root).join(pod).join(&id);
+            let folder = Path::new(root).join(&pod).join(&id);
             fs::create_dir_all(&folder).ok()?;
             folder.join("cgroup.procs").exists().then_some(folder)
         };
@@ -325,7 +387,16 @@ impl Drop for Cgroup {
 /// As its pod's container, with its limits and what it has.
 #[tokio::test]
 async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
-    let Some(cgroup) = Cgroup::make().filter(Cgroup::counts) else {
+    the_daemon_knows(None, '5').await;
+}
+
+#[tokio::test]
+async fn the_nodes_daemon_knows_a_container_with_a_user_namespace() {
+    the_daemon_knows(Some(300_000), '6').await;
+}
+
+async fn the_daemon_knows(users: Option<u32>, digit: char) {
+    let Some(cgroup) = Cgroup::make(digit).filter(Cgroup::counts) else {
         skipped("cgroups cannot be made here, or this is in a container itself");
         return;
     };
@@ -342,9 +413,12 @@ async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
         .spawn()
         .unwrap();
     until("the daemon listens", || socket.exists()).await;
+    // The container makes its simulated node there.
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
     let work = "until [ -e /shared/go ]; do sleep 0.05; done
         exec /image/tenant dense --kernel-us 1000 --seconds 600";
-    let running = cluster.run(&container.answer, "main", &[], &["sh", "-c", work]);
+    let words = ["sh", "-c", work];
+    let running = cluster.run_as(users, &container.answer, "main", &[], &words);
     let pid = running.child.id().unwrap();
     fs::write(cgroup.folder.join("cgroup.procs"), pid.to_string()).unwrap();
     fs::write(shared.join("go"), "").unwrap();
@@ -377,6 +451,19 @@ async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
         said.contains("memory was 1024 MiB, is now 900 MiB") || said.contains("is now 900"),
         "{said}"
     );
+    // Its time is the daemon's to give.
+    let charged = || {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let ask = b"GET /api/v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(ask).unwrap();
+        let answer = std::io::read_to_string(stream).unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        let list: Value = serde_json::from_str(body).unwrap();
+        let own = list["sessions"].as_array().unwrap().iter();
+        let mut own = own.filter(|session| session["container"]["id"] == cgroup.id.as_str());
+        own.any(|session| session["devices"][0]["charged_us"].as_u64() > Some(0))
+    };
+    until("it has had leases", charged).await;
     drop(running);
     daemon.kill().await.unwrap();
     cluster.stop().await;

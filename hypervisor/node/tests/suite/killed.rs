@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::kubelets_side::{NUMBER, Node, with_gates};
 use super::support::{Agent, FakeKubelet, shows, until};
@@ -90,5 +91,34 @@ async fn a_kubelet_that_is_killed_during_allocate_leaves_nothing_behind() {
     node.start(&container).await.unwrap();
     until("what nobody has is removed", || folders(&node.folder) == 1).await;
     assert_eq!(container.written(), Some(container.wanted()));
+    agent.stop().await.unwrap();
+}
+
+/// The same where it waits for the answer, which nobody takes.
+#[tokio::test]
+async fn a_kubelet_that_is_killed_before_allocate_is_answered_leaves_nothing_behind() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(with_gates(kubelet.path()), shows(2));
+    let mut node = Node::of(&mut kubelet, 2).await;
+    let mut unanswered = 0;
+    for waits_ms in [0, 0, 1, 2, 3] {
+        let lost = node.take(NUMBER, 1);
+        let call = node.allocate(NUMBER, &lost);
+        let answered = tokio::time::timeout(Duration::from_millis(waits_ms), call).await;
+        unanswered += usize::from(answered.is_err());
+        // Its connections end with it.
+        kubelet.kill();
+        drop(node);
+        kubelet.start();
+        node = Node::of(&mut kubelet, 2).await;
+    }
+    assert!(unanswered > 0, "it is never killed during a call");
+    // The first ids, by other calls.
+    let container = node.admit("pod", "main", 10, 1).await;
+    node.start(&container).await.unwrap();
+    until("what nobody has is removed", || folders(&node.folder) == 1).await;
+    assert_eq!(container.written(), Some(container.wanted()));
+    node.end(&container);
+    until("nothing is left over", || folders(&node.folder) == 0).await;
     agent.stop().await.unwrap();
 }

@@ -1,6 +1,6 @@
 //! An API server that is silent, away, or has forgotten: running containers keep their limits, and new ones wait for theirs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -8,7 +8,7 @@ use session::settings::OwnerSettings;
 
 use super::cluster::example;
 use super::kubelets_side::GIB;
-use super::people::{has, page, pod, started};
+use super::people::{Cluster, has, page, pod, started};
 use super::support::{ApiServer, FakeKubelet, gpu, until};
 
 #[derive(Clone, Copy, Debug)]
@@ -114,8 +114,135 @@ async fn after_410_gone_what_has_changed_and_what_has_ended_meanwhile_is_seen() 
     let lists = objects.lists();
     objects.forget_history();
     until("it lists again", || objects.lists() > lists).await;
-    objects.change(greedy("replaced"));
+    let mut annotated = greedy("replaced");
+    annotated["metadata"]["uid"] = "another".into();
+    objects.change(annotated);
     until("the change is followed", || has(&replaced, 20, 2 * GIB)).await;
+    cluster.agent.stop().await.unwrap();
+}
+
+/// Nobody tells of what has changed, and the node's kubelet has the new pod.
+#[tokio::test]
+async fn a_pod_that_has_gone_unheard_of_says_nothing_for_the_next_of_its_name() {
+    let mut kubelet = FakeKubelet::running();
+    let greedy = json!({"sluice.dev/limits": "cores=90,memory=4GiB"});
+    let cluster = started(&mut kubelet, vec![pod("replaced", &greedy)]).await;
+    // It is known by its words, which are followed.
+    let first = cluster.start(&kubelet, "replaced", 0).await;
+    until("the annotation is followed", || has(&first, 90, 4 * GIB)).await;
+    let objects = cluster.server.objects.clone();
+    objects.be_silent("/api/v1/pods");
+    kubelet.pods.end("replaced");
+    let mut other = pod("replaced", &json!({}));
+    other["metadata"]["uid"] = "another".into();
+    objects.remove("replaced");
+    objects.put(other);
+    let second = cluster.start(&kubelet, "replaced", 1).await;
+    let told = || {
+        objects.pod("replaced").unwrap()["metadata"]["annotations"]["nvidia.com/real-allocated"]
+            .is_string()
+    };
+    until("it is told of the new one", told).await;
+    // The first one's annotation is all that has been heard of.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(has(&second, 10, GIB));
+    objects.speak();
+    cluster.agent.stop().await.unwrap();
+}
+
+/// A container of a pod with two, on a place of a GPU.
+async fn starts(
+    cluster: &Cluster,
+    kubelet: &FakeKubelet,
+    container: &str,
+    on: u8,
+    place: u8,
+) -> Result<PathBuf, String> {
+    cluster.starts(kubelet, "two", container, format!("{}::{place}", gpu(on))).await
+}
+
+/// A pod whose scheduler has claimed the first GPU for both of its containers.
+fn two() -> serde_json::Value {
+    let claim = |index: u8| format!("[{index}_{}_10_1024]", gpu(index));
+    let mut two = example("two", 0);
+    let claims = format!("first{};second{}", claim(0), claim(0));
+    two["metadata"]["annotations"]["nvidia.com/pre-allocated"] = claims.into();
+    let own = two["spec"]["containers"][0].clone();
+    let named = |name: &str| {
+        let mut container = own.clone();
+        container["name"] = name.into();
+        container
+    };
+    two["spec"]["containers"] = json!([named("first"), named("second")]);
+    two["metadata"]["ownerReferences"] = json!([]);
+    two
+}
+
+/// What happened later is what holds, in whatever order the API server comes to it.
+async fn the_last_word_holds(wanted: &str, steps: impl AsyncFnOnce(&Cluster, &FakeKubelet)) {
+    let mut kubelet = FakeKubelet::running();
+    let cluster = started(&mut kubelet, vec![two()]).await;
+    let objects = cluster.server.objects.clone();
+    objects.be_silent_to_writes("/pods/two");
+    let begun = Instant::now();
+    steps(&cluster, &kubelet).await;
+    // The first word is about to be said again, and the second one is being said.
+    tokio::time::sleep(Duration::from_millis(3100).saturating_sub(begun.elapsed())).await;
+    objects.speak();
+    let phase = || {
+        let found = objects.pod("two").unwrap();
+        found["metadata"]["labels"]["nvidia.com/assigned-phase"].clone()
+    };
+    until("its scheduler is told", || phase() == wanted).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(phase(), wanted);
+    cluster.agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_earlier_success_does_not_take_a_later_failure_back() {
+    the_last_word_holds("failed", async |cluster, kubelet| {
+        starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let said = starts(cluster, kubelet, "second", 1, 0).await.unwrap_err();
+        assert!(said.contains("its scheduler has claimed"), "{said}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_earlier_failure_does_not_take_a_later_success_back() {
+    the_last_word_holds("succeed", async |cluster, kubelet| {
+        starts(cluster, kubelet, "first", 1, 0).await.unwrap_err();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        kubelet.pods.end("two");
+        starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+    })
+    .await;
+}
+
+/// The kubelet does not tell whose it is before it has started.
+#[tokio::test]
+async fn a_container_that_turns_out_to_be_on_the_wrong_gpu_gets_no_limits_and_an_event() {
+    let mut kubelet = FakeKubelet::running();
+    let cluster = started(&mut kubelet, vec![two()]).await;
+    kubelet.tells_of_no_pods();
+    starts(&cluster, &kubelet, "first", 1, 0).await.unwrap();
+    kubelet.tell_of_pods();
+    until("it is told", || !cluster.events("GPURefused").is_empty()).await;
+    let objects = cluster.server.objects.clone();
+    let phase = || {
+        let found = objects.pod("two").unwrap();
+        found["metadata"]["labels"]["nvidia.com/assigned-phase"].clone()
+    };
+    until("so is its scheduler", || phase() == "failed").await;
+    // Once: it is looked at again and again.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let events = cluster.events("GPURefused");
+    let note = events[0]["note"].as_str().unwrap();
+    assert!(note.contains("its scheduler has claimed") && events.len() == 1, "{events:?}");
+    let folders = std::fs::read_dir(kubelet.path().join("allocations")).unwrap();
+    assert!(folders.flatten().all(|entry| !is_written(&entry.path())));
     cluster.agent.stop().await.unwrap();
 }
 
@@ -129,7 +256,7 @@ async fn what_a_scheduler_waits_for_is_written_when_it_is_back() {
         found["metadata"]["labels"]["nvidia.com/assigned-phase"].clone()
     };
     // First it hangs, and then it is away.
-    objects.be_silent("/pods/gpu-pod");
+    objects.be_silent_to_writes("/pods/gpu-pod");
     let folder = cluster.begin(&kubelet, "gpu-pod", 0).await;
     until("its limits are written", || is_written(&folder)).await;
     cluster.server.leave();

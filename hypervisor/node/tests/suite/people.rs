@@ -52,19 +52,32 @@ impl Cluster {
 
     /// The same; its limits may come later. Returns its folder.
     pub(crate) async fn begin(&self, kubelet: &FakeKubelet, pod: &str, place: u8) -> PathBuf {
-        let ids = vec![format!("{}::{place}", gpu(0))];
+        let id = format!("{}::{place}", gpu(0));
+        self.starts(kubelet, pod, "default", id).await.unwrap()
+    }
+
+    /// The same of any container, on any place.
+    pub(crate) async fn starts(
+        &self,
+        kubelet: &FakeKubelet,
+        pod: &str,
+        container: &str,
+        id: String,
+    ) -> Result<PathBuf, String> {
+        let ids = vec![id];
         let one = ContainerAllocateRequest { devices_i_ds: ids.clone() };
         let request = AllocateRequest { container_requests: vec![one] };
         let answer: AllocateResponse = self.client.call("Allocate", &request).await.unwrap();
-        kubelet.pods.give(pod, "default", NUMBER, &ids);
+        kubelet.pods.give(pod, container, NUMBER, &ids);
         let request = PreStartContainerRequest { devices_i_ds: ids };
-        let _: PreStartContainerResponse =
-            self.client.call("PreStartContainer", &request).await.unwrap();
+        let started: Result<PreStartContainerResponse, _> =
+            self.client.call("PreStartContainer", &request).await;
+        started.map_err(|(_, said)| said.replace("%20", " "))?;
         let key = &answer.container_responses[0].envs["SLUICE_ALLOCATION"];
-        kubelet.path().join("allocations").join(key)
+        Ok(kubelet.path().join("allocations").join(key))
     }
 
-    fn events(&self, reason: &str) -> Vec<Value> {
+    pub(crate) fn events(&self, reason: &str) -> Vec<Value> {
         let all = self.server.objects.written("POST", "/events").into_iter();
         all.filter(|event| event["reason"] == reason).collect()
     }

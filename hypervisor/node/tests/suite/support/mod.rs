@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dialects::Dialect;
 use limits::GpuId;
 use node::{DeviceList, NodeError, Options};
-use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
+use observer::{AllReadings, Blind, DeviceReading, Hardware, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -66,6 +66,11 @@ pub(crate) fn shows(count: u8) -> Seen {
         let mut reading = DeviceReading::unread(u32::from(number), gpu(number), &why);
         let total = 81_559 << 20;
         reading.memory = Ok(Memory { total, reserved: 0, used: 0, free: total });
+        reading.hardware = Hardware {
+            pci: Ok(format!("00000000:4{number}:00.0")),
+            numa: Ok(u32::from(number)),
+            capability: Ok((9, 0)),
+        };
         reading
     };
     Seen::Devices(AllReadings { taken: Instant::now(), devices: (0..count).map(device).collect() })

@@ -6,6 +6,7 @@
 //! `SLUICE_FAULTS=1` takes each request and each call; without it some of them.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use node::proto::{
     PreStartContainerResponse,
 };
 use prost::Message;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use session::Page;
 use session::settings::OwnerSettings;
@@ -104,15 +106,17 @@ impl Node {
         let (tell, told) = std::sync::mpsc::channel();
         if let Point::Request(number, moment) = point {
             let kill = move || {
-                if let Ok(pid) = told.recv_timeout(HANG) {
-                    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                if let Ok(agent) = told.recv_timeout(HANG) {
+                    // Where it has ended by now another process may have its id: that one is not meant.
+                    _ = pidfd_send_signal::<OwnedFd>(agent, Signal::KILL);
                 }
             };
             self.server.objects.at(number, moment, kill);
         }
         self.agent = agent(&self.kubelet, &self.server, call);
         let pid = i32::try_from(self.agent.id().unwrap()).unwrap();
-        _ = tell.send(rustix::process::Pid::from_raw(pid).unwrap());
+        let pid = Pid::from_raw(pid).unwrap();
+        _ = tell.send(pidfd_open(pid, PidfdFlags::empty()).unwrap());
     }
 
     /// Starts another agent if this one has been killed.
