@@ -8,9 +8,10 @@
 //!   for. Until then others may use those that are free.
 //! * When all are free, it gets leases on all of them at one moment, with one end: its **window**. What asks later
 //!   joins. The window goes on if it may on all devices.
-//! * A gang that leaves all of its devices idle part of the time is **sparse**. As any sparse worker it takes no
-//!   turns with single workers: it holds beside them, always on all of its devices, and nothing is kept for it. Its
-//!   **turn alone** is one on all of them at once. With other gangs it takes turns.
+//! * A gang that leaves all of its devices idle part of the time is **sparse**. As any sparse worker it takes no turns
+//!   with single workers: it holds beside them, always on all of its devices, and nothing is kept for it. Its **turn
+//!   alone** is one on all of them at once. It takes turns with other gangs, and, if it needs more than its share, with
+//!   single workers that fill a device: slicing serves collectives badly.
 //!
 //! Dense gangs begin in the order in which they came to be due, and one that has to wait keeps those behind it off its
 //! devices. So no two of them wait for each other, and none waits for ever.
@@ -156,8 +157,9 @@ impl<D: Copy + Ord> Gangs<D> {
         grants
     }
 
-    /// Tells which gangs take turns: those that fill a device, and those that would hold beside another gang. Slicing
-    /// serves collectives badly: that of one spins here, that of the other there.
+    /// Tells which gangs take turns: those that fill a device, and those that would hold beside another gang, or with more
+    /// than their share beside a worker that fills one. Slicing serves collectives badly: that of one spins here, that of
+    /// the other there, and each waits for a time slice on all devices.
     fn classify(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
         for (&session, gang) in &self.0 {
@@ -168,7 +170,11 @@ impl<D: Copy + Ord> Gangs<D> {
                 *other != session && !used.is_disjoint(&gang.devices)
             };
             let fills = gang.fills(session, schedulers);
-            let among_dense = active.iter().any(meets);
+            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
+            let is_crowded = |scheduler: &Scheduler| {
+                scheduler.needs_more_than_its_share(session) && scheduler.has_dense_single(now)
+            };
+            let among_dense = active.iter().any(meets) || own.any(is_crowded);
             gang.dense = fills || among_dense;
             for device in &gang.devices {
                 if let Some(scheduler) = schedulers.get_mut(device) {

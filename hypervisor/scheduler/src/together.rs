@@ -7,6 +7,7 @@ use limits::turns::Handover;
 
 use super::account::Paid;
 use super::decision::SHORTEST_REST_NS;
+use super::worker::Worker;
 use super::{Grant, LeaseId, Scheduler, SessionId, WorkerId};
 
 /// The device is kept for a session.
@@ -70,9 +71,29 @@ impl Scheduler {
     /// Whether a worker of the session fills the device, by itself; of those that have used it, if any has: each process
     /// of a session is known on all of its devices.
     pub fn is_filled_by(&self, session: SessionId) -> bool {
-        let used = |worker: &&super::worker::Worker| worker.held.is_some() || worker.charged_ns > 0;
-        let mut members = self.members(session).map(|(_, worker)| worker).filter(used).peekable();
+        let mut members = self.members_that_used_it(session).peekable();
         members.peek().is_none() || members.any(|worker| worker.density.fills())
+    }
+
+    fn members_that_used_it(&self, session: SessionId) -> impl Iterator<Item = &Worker> {
+        let used = |worker: &&Worker| worker.held.is_some() || worker.charged_ns > 0;
+        self.members(session).map(|(_, worker)| worker).filter(used)
+    }
+
+    /// Whether a worker of the session keeps the device busy for longer than it is guaranteed, as far as is known.
+    pub fn needs_more_than_its_share(&self, session: SessionId) -> bool {
+        let guaranteed = |state: &super::Session| u64::from(state.account.guaranteed_ppm());
+        let share = self.sessions.get(&session).map_or(0, guaranteed);
+        self.members_that_used_it(session).any(|worker| worker.density.assumed_ppm() > share)
+    }
+
+    /// Whether a worker that fills the device, of a session that uses it by itself, wants it or did so just now.
+    pub fn has_dense_single(&self, now: u64) -> bool {
+        self.workers.iter().any(|(&id, worker)| {
+            worker.density.is_dense()
+                && !self.is_of_several(id)
+                && self.is_active(worker.session, now)
+        })
     }
 
     /// The session's workers take turns although they are sparse, or do not.
@@ -171,7 +192,7 @@ impl Scheduler {
 
     /// The leases of the session that others wait for.
     pub fn leases_of(&self, session: SessionId) -> Vec<(WorkerId, LeaseId)> {
-        let held = |(id, worker): (WorkerId, &super::worker::Worker)| {
+        let held = |(id, worker): (WorkerId, &Worker)| {
             worker.held.filter(|held| held.counts()).map(|held| (id, held.lease))
         };
         self.members(session).filter_map(held).collect()

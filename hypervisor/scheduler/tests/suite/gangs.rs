@@ -87,15 +87,18 @@ fn sparse_gangs_take_turns_with_each_other() {
     }
 }
 
-/// A sparse one takes turns with a dense one, and holds beside single workers.
+/// A sparse one takes turns with a dense one, and with single workers that fill a device if it needs more than its share.
 #[test]
 fn a_sparse_gang_beside_dense_ones() {
-    let job = sparse(&[0, 1], 500_000, 500_000);
-    let (_, rates) = run(&[job.clone(), player(&[0, 1], 500_000)]);
-    near(&rates, &[500_000; 2], 3);
-    let (node, rates) = run(&[job, player(&[0], 500_000), player(&[1], 500_000)]);
-    near(&rates, &[1_000_000, 500_000, 500_000], 3);
-    assert!(node.hungry.iter().all(|&ns| ns < 150 * MS), "{:?}", node.hungry);
+    for use_ppm in [300_000, 700_000] {
+        let job = sparse(&[0, 1], 500_000, use_ppm);
+        let (_, rates) = run(&[job.clone(), player(&[0, 1], 500_000)]);
+        near(&rates, &[500_000; 2], 3);
+        let (node, rates) = run(&[job, player(&[0], 500_000), player(&[1], 500_000)]);
+        let of_job = if use_ppm < 500_000 { 1_000_000 } else { 500_000 };
+        near(&rates, &[of_job, 500_000, 500_000], 3);
+        assert!(node.hungry.iter().all(|&ns| ns < 150 * MS), "{:?}", node.hungry);
+    }
 }
 
 /// A session without a limit has no place in a scheduler. With its next limit it is what it was.
