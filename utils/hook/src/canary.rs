@@ -68,6 +68,12 @@ impl Canary {
         self.0
     }
 
+    /// Spares the question how it is mapped.
+    pub(crate) fn note(&self, mappings: &mut Mappings) {
+        let start = self.0 as usize;
+        mappings.note(start..start + LENGTH, CODE);
+    }
+
     /// Has it prepared like the others.
     pub(crate) fn prepare(
         &self,

@@ -91,12 +91,11 @@ fn caught<T>(
 impl<'slots> PatchBatch<'slots> {
     /// Begins a batch of the engine that `make` makes. What is mapped later is not patched by it.
     pub fn begin(make: impl FnOnce() -> Box<dyn HookEngine>) -> Self {
-        Self {
-            canary: Canary::map(),
-            engine: make(),
-            mappings: Mappings::now(),
-            prepared: Vec::new(),
+        let (canary, engine, mut mappings) = (Canary::map(), make(), Mappings::now());
+        if let (Some(canary), Some(mappings)) = (&canary, &mut mappings) {
+            canary.note(mappings);
         }
+        Self { canary, engine, mappings, prepared: Vec::new() }
     }
 
     /// The engine's name.

@@ -1,9 +1,10 @@
 //! This process's mappings. A kernel that can be asked for single ones (Linux 6.11) is asked for those that matter. Others
-//! write the list of all anew each time, which takes a third of a millisecond for each thousand; it is read once for many
-//! questions.
+//! write the list of all anew each time, which takes a third of a millisecond for each thousand. So there the loader tells
+//! of the code of libraries, and the list is read for anything else, once for many questions.
 
 use super::machine::PAGE;
 use super::peek::error_of;
+use super::segments;
 use core::ffi::c_int;
 use core::ops::Range;
 use std::fs::File;
@@ -14,9 +15,21 @@ const LIST: &str = "/proc/self/maps";
 
 /// A range of memory with one protection.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping {
-    range: Range<usize>,
-    protection: c_int,
+pub(super) struct Mapping {
+    pub(super) range: Range<usize>,
+    pub(super) protection: c_int,
+}
+
+/// Where a mapping is looked up that is not known yet.
+#[derive(Debug, Default)]
+enum Source {
+    /// Nowhere: all are known.
+    #[default]
+    List,
+    /// The kernel is asked for it.
+    Kernel(File),
+    /// The loader knows it, if it is code, or else the kernel's list is read.
+    Loader(File),
 }
 
 /// The mappings of this process, as they were at one moment, or as they are when one is asked for.
@@ -24,8 +37,7 @@ struct Mapping {
 pub struct Mappings {
     /// All by address, or those that were asked for.
     known: Vec<Mapping>,
-    /// Where the kernel is asked for others.
-    kernel: Option<File>,
+    source: Source,
 }
 
 /// `struct procmap_query` of `linux/fs.h`.
@@ -65,9 +77,19 @@ impl Mappings {
     #[must_use]
     pub fn now() -> Option<Self> {
         let kernel = File::open(LIST).ok()?;
-        match asked(&kernel, asked as *const () as usize) {
-            Some(own) => Some(Self { known: vec![own], kernel: Some(kernel) }),
-            None => Self::read(kernel),
+        Some(match asked(&kernel, asked as *const () as usize) {
+            Some(own) => Self { known: vec![own], source: Source::Kernel(kernel) },
+            None => Self { known: Vec::new(), source: Source::Loader(kernel) },
+        })
+    }
+
+    /// Has the whole list read.
+    fn list(&mut self) {
+        match core::mem::take(&mut self.source) {
+            Source::Kernel(kernel) | Source::Loader(kernel) => {
+                *self = Self::read(kernel).unwrap_or_default();
+            }
+            Source::List => {}
         }
     }
 
@@ -91,7 +113,7 @@ impl Mappings {
                 mappings.push(next);
             }
         }
-        Some(Self { known: mappings, kernel: None })
+        Some(Self { known: mappings, source: Source::List })
     }
 
     /// The mappings are in order, and what is free is not mapped.
@@ -108,6 +130,13 @@ impl Mappings {
         }
     }
 
+    /// Records what had been mapped before: it need not be asked for.
+    pub(crate) fn note(&mut self, range: Range<usize>, protection: c_int) {
+        if !matches!(self.source, Source::List) {
+            self.known.push(Mapping { range, protection });
+        }
+    }
+
     /// Records that `range`, which was free, has been mapped.
     pub(crate) fn add(&mut self, range: Range<usize>, protection: c_int) {
         let next = self.known.partition_point(|mapping| mapping.range.end <= range.start);
@@ -118,15 +147,20 @@ impl Mappings {
     /// end.
     pub(crate) fn at(&mut self, address: usize) -> Option<(c_int, usize)> {
         let holds = |mapping: &Mapping| mapping.range.contains(&address);
-        let index = match &self.kernel {
-            None => self.known.partition_point(|mapping| mapping.range.end <= address),
-            Some(kernel) => match self.known.iter().position(holds) {
-                Some(index) => index,
-                None => {
-                    self.known.push(asked(kernel, address)?);
-                    self.known.len() - 1
-                }
-            },
+        if !matches!(self.source, Source::List) && !self.known.iter().any(holds) {
+            let told = match &self.source {
+                Source::Kernel(kernel) => Some(asked(kernel, address)?),
+                Source::Loader(_) => segments::code_at(address),
+                Source::List => None,
+            };
+            match told {
+                Some(mapping) => self.known.push(mapping),
+                None => self.list(),
+            }
+        }
+        let index = match self.source {
+            Source::List => self.known.partition_point(|mapping| mapping.range.end <= address),
+            _ => self.known.iter().position(holds)?,
         };
         let mapping = self.known.get(index).filter(|mapping| holds(mapping))?;
         Some((mapping.protection, mapping.range.end - address))
@@ -135,9 +169,7 @@ impl Mappings {
     /// Page starts in `within` from which `size` bytes are free: one for each gap, nearest to
     /// `origin` first. The whole list is read for that.
     pub(crate) fn free(&mut self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
-        if let Some(kernel) = self.kernel.take() {
-            *self = Self::read(kernel).unwrap_or_default();
-        }
+        self.list();
         let ends = self.known.iter().map(|mapping| mapping.range.end);
         let starts = self.known.iter().map(|mapping| mapping.range.start);
         let gaps = core::iter::once(0).chain(ends).zip(starts.chain([usize::MAX]));
@@ -264,16 +296,40 @@ mod tests {
     }
 
     #[test]
+    fn the_list_is_read_for_what_the_loader_does_not_know() {
+        static CONSTANT: u64 = 7;
+        let file = File::open(LIST).unwrap();
+        let mut mappings = Mappings { known: Vec::new(), source: Source::Loader(file) };
+        mappings.note(0x1000..0x2000, libc::PROT_READ);
+        let own = can_be_asked as *const () as usize;
+        for function in [own, libc::getppid as *const () as usize, own] {
+            let (protection, left) = mappings.at(function).unwrap();
+            assert_eq!(protection, libc::PROT_READ | libc::PROT_EXEC);
+            assert!(left > 0);
+        }
+        assert_eq!(mappings.at(0x1800), Some((libc::PROT_READ, 0x800)));
+        assert!(matches!(mappings.source, Source::Loader(_)) && mappings.known.len() == 3);
+        let (protection, _) = mappings.at(&raw const CONSTANT as usize).unwrap();
+        assert_eq!(protection, libc::PROT_READ);
+        assert!(matches!(mappings.source, Source::List) && mappings.known.len() > 3);
+        assert!(mappings.at(own).is_some() && mappings.at(0x1800).is_none());
+        // What had been mapped before is in the list.
+        let before = mappings.known.len();
+        mappings.note(0x1000..0x2000, libc::PROT_READ);
+        assert_eq!(mappings.known.len(), before);
+    }
+
+    #[test]
     fn the_kernel_says_of_single_mappings_what_its_list_says() {
         let mut single = Mappings::now().unwrap();
         if !can_be_asked() {
-            assert!(single.kernel.is_none());
+            assert!(matches!(single.source, Source::Loader(_)));
             println!("SKIPPED: the kernel cannot be asked for single mappings");
             return;
         }
-        assert!(single.kernel.is_some());
+        assert!(matches!(single.source, Source::Kernel(_)));
         let mut list = Mappings::read(File::open(LIST).unwrap()).unwrap();
-        assert!(list.known.len() > 10 && list.kernel.is_none());
+        assert!(list.known.len() > 10 && matches!(list.source, Source::List));
         let starts: Vec<_> = list.known.iter().map(|mapping| mapping.range.start).collect();
         let ends = list.known.iter().map(|mapping| mapping.range.end);
         let mut compared = 0;
@@ -298,6 +354,6 @@ mod tests {
         for place in single.free(own, &(0..1 << 47), 0x4000).into_iter().take(9) {
             assert_eq!(list.at(place), None, "{place:x}");
         }
-        assert!(single.kernel.is_none() && single.at(own).is_some());
+        assert!(matches!(single.source, Source::List) && single.at(own).is_some());
     }
 }

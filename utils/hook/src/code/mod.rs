@@ -6,3 +6,4 @@ pub(crate) mod machine;
 pub(crate) mod mappings;
 pub(crate) mod overwrite;
 pub(crate) mod peek;
+mod segments;

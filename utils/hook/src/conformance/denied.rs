@@ -57,10 +57,15 @@ fn deny_writable_code() -> bool {
 
 /// Has the kernel refuse questions about open files, as one that does not know them.
 fn deny_questions() -> bool {
+    refuse(libc::SYS_ioctl, libc::ENOTTY)
+}
+
+/// Has the kernel answer a call with an error.
+fn refuse(call: libc::c_long, error: i32) -> bool {
     apply(&mut [
         load(NUMBER),
-        jump(EQUAL, libc::SYS_ioctl as u32, 0, 1),
-        answer(libc::SECCOMP_RET_ERRNO | libc::ENOTTY as u32),
+        jump(EQUAL, call as u32, 0, 1),
+        answer(libc::SECCOMP_RET_ERRNO | error as u32),
         answer(libc::SECCOMP_RET_ALLOW),
     ])
 }
@@ -85,17 +90,19 @@ unsafe fn not_asked(make: Make) -> Result<Outcome, Failure> {
 /// Patches a function in a child that the kernel refuses something.
 fn in_child(make: Make, deny: fn() -> bool) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
-    let work = || {
-        if !deny() {
-            return NO_FILTER;
-        }
+    child(deny, || {
         // SAFETY: a function of the case's own that nothing else calls.
         match unsafe { function(make, address, PLAIN_RESULTS) } {
             Ok(Outcome::Patched) => PATCHED,
             Ok(Outcome::Refused(_)) => REFUSED,
             Err(_) => BROKEN,
         }
-    };
+    })
+}
+
+/// Does some work in a child that the kernel refuses something.
+fn child(deny: fn() -> bool, work: impl Fn() -> i32) -> Result<Outcome, Failure> {
+    let work = || if deny() { work() } else { NO_FILTER };
     // SAFETY: the child does the work and ends, without anything of this process's.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -113,5 +120,50 @@ fn in_child(make: Make, deny: fn() -> bool) -> Result<Outcome, Failure> {
         (true, REFUSED) => Ok(Outcome::Refused("refused by the engine".to_owned())),
         (true, NO_FILTER) => Err(Failure::NotMade(0)),
         _ => Err(Failure::Ended(format!("status {status:#x}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DetourEngine, PatchBatch, Slot};
+    use core::ffi::c_void;
+
+    extern "C" fn nobody() -> libc::pid_t {
+        -77
+    }
+
+    /// Only its opening succeeds.
+    fn no_list() -> bool {
+        deny_questions() && refuse(libc::SYS_read, libc::EPERM)
+    }
+
+    /// A library's function and a hook of this program, where the kernel neither answers nor lists: the loader knows both.
+    #[test]
+    fn the_list_of_mappings_is_not_read_for_a_librarys_functions() {
+        let patched = |address: *const c_void| {
+            let slot = Slot::new();
+            let mut batch = PatchBatch::begin(|| Box::new(DetourEngine::new()));
+            // SAFETY: the child has one thread; the signatures are the same.
+            let prepared = unsafe { batch.prepare(address, nobody as *const c_void, &slot) };
+            let verified = batch.enable();
+            // SAFETY: asks for a number.
+            let told = unsafe { libc::getppid() };
+            match (prepared, verified.patches.len()) {
+                (Ok(()), 1) if told == -77 => PATCHED,
+                (Err(_), 0) if told > 0 => REFUSED,
+                _ => BROKEN,
+            }
+        };
+        let library = child(no_list, || patched(libc::getppid as *const c_void));
+        if let Err(Failure::NotMade(_)) = library {
+            println!("SKIPPED: there are no seccomp filters here");
+            return;
+        }
+        assert!(matches!(library, Ok(Outcome::Patched)), "{library:?}");
+        // What is in no library would need the list.
+        let mapped = map(PLAIN, 0).unwrap();
+        let other = child(no_list, || patched(mapped.cast()));
+        assert!(matches!(other, Ok(Outcome::Refused(_))), "{other:?}");
     }
 }
