@@ -8,11 +8,13 @@ exec </dev/null
 
 usage() {
     cat <<'END'
-Usage: scripts/test.sh [--quick | --all] [NAME...]
+Usage: scripts/test.sh [--quick | --all | --tier TIER...] [NAME...]
 
   --quick   what to run after each change: lints, and the tests that measure no time
   (nothing) every check and every test
   --all     the same with more random cases, and the suites that take long
+  --tier TIER  only this tier of --all; may be given several times: lints, tests, timed, other, threads, gum, reach,
+            packages, cluster, engines
   NAME      only the tests whose names contain one of these words, however long they take:
                 scripts/test.sh timed::compute one_of_two_devices
 
@@ -24,10 +26,24 @@ END
 
 mode=default
 names=()
-for argument in "$@"; do
+tiers=()
+while [ $# -gt 0 ]; do
+    argument=$1
+    shift
     case $argument in
     --quick) mode=quick ;;
     --all) mode=all ;;
+    --tier)
+        case ${1:-} in
+        lints | tests | timed | other | threads | gum | reach | packages | cluster | engines) tiers+=("$1") ;;
+        *)
+            usage >&2
+            exit 2
+            ;;
+        esac
+        mode=all
+        shift
+        ;;
     -h | --help)
         usage
         exit
@@ -164,9 +180,15 @@ skip() {
     skipped=$((skipped + 1))
 }
 
+# wanted TIER: whether it is to run.
+wanted() {
+    [ "${#tiers[@]}" -eq 0 ] || [[ " ${tiers[*]} " == *" $1 "* ]]
+}
+
 # tier NAME SECONDS FUNCTION: runs the checks of a tier and notes its time beside its budget.
 tier() {
     local start=$SECONDS
+    wanted "$1" || return 0
     "$3"
     times+=("$1 $((SECONDS - start)) $2")
 }
@@ -553,6 +575,8 @@ if [ "${#names[@]}" -gt 0 ]; then
     build
     tests 'tests' nextest "${names[@]}"
 else
+    # What the tier of tests builds, others use.
+    [ "${#tiers[@]}" -eq 0 ] || wanted tests || build
     tier lints 60 lint_tier
     tier tests 200 test_tier
     if [ "$mode" != quick ]; then
@@ -566,12 +590,12 @@ else
         tier packages 420 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then
             tier cluster 120 cluster_tier
-        else
+        elif wanted cluster; then
             skip 'a real cluster' 'its programs take 7 to 10 minutes to build once; SLUICE_TEST_CLUSTER=1 builds and runs it'
         fi
         if [ -n "${SLUICE_TEST_ENGINES:-}" ]; then
             tier engines 150 engines_tier
-        else
+        elif wanted engines; then
             skip 'Docker, Podman and systemd' 'they are started for it, as root; SLUICE_TEST_ENGINES=1 gets and runs them'
         fi
     fi

@@ -15,7 +15,8 @@ const USAGE: &str =
                           simulated one of this build)
          --pairs N        runs with the limiter and without, in turn
          --limit BYTES    the memory limit of device 0
-         --count N        calls of a run, processes at once, or mappings";
+         --count N        calls of a run, processes at once, or mappings
+         --old-kernel     the kernel refuses questions about single mappings, as before Linux 6.11";
 
 /// The options of the command line.
 pub struct Options {
@@ -57,6 +58,7 @@ impl Options {
                 "--pairs" => options.0 = value().parse().unwrap(),
                 "--count" => options.1 = Some(value().parse().unwrap()),
                 "--limit" => options.2 = value(),
+                "--old-kernel" => refuse_questions(),
                 // `cargo bench` passes it.
                 "--bench" => {}
                 _ => panic!("{argument}: unknown; {USAGE}"),
@@ -101,6 +103,30 @@ impl Options {
         }
         command
     }
+}
+
+/// Has the kernel refuse questions about single mappings, in this process and those that it starts.
+fn refuse_questions() {
+    const QUESTION: u32 = 0xc068_6611;
+    let step = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let mut filter = [
+        step(load, 0, 0),
+        step(equal, libc::SYS_ioctl as u32, 3),
+        step(load, 24, 0),
+        step(equal, QUESTION, 1),
+        step(answer, libc::SECCOMP_RET_ERRNO | libc::ENOTTY as u32, 0),
+        step(answer, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the filter lives as long as the calls.
+    let refused = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(refused, "there are no seccomp filters here");
 }
 
 /// A directory for a session.
