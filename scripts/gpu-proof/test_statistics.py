@@ -19,7 +19,22 @@ import harness  # noqa: E402
 import medians  # noqa: E402
 import settings  # noqa: E402
 import toggled  # noqa: E402
-from steps import latency, open_gate, picture, several_gpus, steered, turns  # noqa: E402
+from steps import attached, latency, open_gate, picture, several_gpus, steered, turns  # noqa: E402
+
+
+class Debugger(unittest.TestCase):
+    def test_kernels_that_cuda_gdb_lists_are_read(self):
+        text = """
+  Kernel Parent Dev Grid Status                     SMs Mask GridDim BlockDim Invocation
+*      0      -   0    1 Active 0x00000000000000000000000003f (6,1,1) (96,1,1) debugged(values=0x7fffd5a00000, launch=0)
+[Switching focus to CUDA kernel 0, grid 2]
+*      1      -   0    2 Active 0x00000000000000000000000003f (6,1,1) (96,1,1) debugged(values=0x7fffd5a00000, launch=1)
+No CUDA kernels.
+"""
+        found = attached.kernels(text)
+        self.assertEqual(found[0], ["6,1,1", "96,1,1", "values=ADDRESS, launch=0"])
+        self.assertEqual([arguments for _, _, arguments in found], ["values=ADDRESS, launch=0", "values=ADDRESS, launch=1"])
+        self.assertEqual(attached.kernels("No CUDA kernels.\n"), [])
 
 
 class Medians(unittest.TestCase):
