@@ -32,8 +32,8 @@ class Debugger(unittest.TestCase):
 No CUDA kernels.
 """
         found = attached.kernels(text)
-        self.assertEqual(found[0], ["6,1,1", "96,1,1", "values=ADDRESS, launch=0"])
-        self.assertEqual([arguments for _, _, arguments in found], ["values=ADDRESS, launch=0", "values=ADDRESS, launch=1"])
+        self.assertEqual(found[0], ["6,1,1", "96,1,1", "debugged(values=ADDRESS, launch=0)"])
+        self.assertEqual([arguments for _, _, arguments in found], ["debugged(values=ADDRESS, launch=0)", "debugged(values=ADDRESS, launch=1)"])
         self.assertEqual(attached.kernels("No CUDA kernels.\n"), [])
 
 

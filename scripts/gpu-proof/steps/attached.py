@@ -120,5 +120,5 @@ def debug(proof, rows, start, folder):
 def kernels(text):
     """What `info cuda kernels` has told of the kernel each time: the sizes of grid and blocks, and its arguments but for
     addresses."""
-    found = re.findall(r"\((\d+,\d+,\d+)\) +\((\d+,\d+,\d+)\) +debugged\((.*)\)", text)
+    found = re.findall(r"\((\d+,\d+,\d+)\)\s+\((\d+,\d+,\d+)\)\s+(debugged.*)", text)
     return [[grid, block, re.sub(r"0x[0-9a-f]+", "ADDRESS", arguments)] for grid, block, arguments in found]
