@@ -8,7 +8,8 @@ Usage: scripts/debian-package.sh SUITE ARCHITECTURE FOLDER PACKAGE...
 
 Fetches each PACKAGE of Debian's SUITE (bullseye, bookworm, ...) for ARCHITECTURE (amd64, arm64), checks its
 signature as apt-get does, and unpacks it into FOLDER/root, which is made anew. FOLDER/versions tells which versions
-these are. What this machine has and wants is not touched. Needs apt-get and dpkg-deb.
+these are. What this machine has and wants is not touched. COMPONENTS names other parts of Debian than main, such as
+"non-free". Needs apt-get and dpkg-deb.
 EOF
 }
 
@@ -30,7 +31,7 @@ mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debia
     printf 'debian-package.sh: apt-get knows no mirror of Debian\n' >&2
     exit 1
 }
-printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' "$mirror" "$suite" >"$apt/sources.list"
+printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s %s\n' "$mirror" "$suite" "${COMPONENTS:-main}" >"$apt/sources.list"
 get=(apt-get -qq -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts="$apt/parts"
     -o Dir::State::Lists="$apt/lists" -o Dir::Cache="$apt/cache" -o Dir::State::status="$apt/status"
     -o APT::Architecture="$architecture" -o APT::Architectures="$architecture"

@@ -8,6 +8,77 @@ glibcs=('bullseye 2.31 a_driver_in_a_namespace|a_second_copy_of_the_driver_is_no
 
 shipped="$target/shipped"
 
+# Drivers that Debian has: its suite, the version, and the packages of libcuda and libnvidia-ml.
+drivers=('bookworm 470.256.02 libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ml1' 'bookworm 535.261.03 libcuda1 libnvidia-ml1'
+    'trixie 550.163.01 libcuda1 libnvidia-ml1')
+
+# get_driver FOLDER SUITE VERSION PACKAGE...: its two libraries. Nothing is installed.
+get_driver() {
+    local folder=$1 suite=$2 version=$3 name
+    shift 3
+    [ ! -e "$folder/done" ] || return 0
+    printf '%s== getting the driver %s%s\n' "$bold" "$version" "$plain"
+    COMPONENTS=non-free scripts/debian-package.sh "$suite" amd64 "$folder" "$@" >/dev/null 2>&1 || return 1
+    for name in libcuda libnvidia-ml; do
+        find "$folder/root" -type f -name "$name.so.$version" -exec mv {} "$folder/$name.so.1" \;
+        [ -e "$folder/$name.so.1" ] || return 1
+    done
+    rm -r "$folder/root"
+    touch "$folder/done"
+}
+
+# No function of it is in no list, it lacks what the simulated driver of that version lacks, the rest is patched by what is
+# shipped, its own code runs, and docs/compatibility.md says so.
+driver_is_patched() {
+    local folder=$1 version=$2 has lacks work status=0
+    local lacking="examples/fake-gpu/node/drivers/${version%%.*}.txt"
+    scripts/find-new-symbols.sh "$folder"/lib{cuda,nvidia-ml}.so.1 || status=1
+    scripts/find-new-symbols.sh --lacking "$folder"/lib{cuda,nvidia-ml}.so.1 | diff - "$lacking" || status=1
+    work=$(mktemp -d)
+    cat >"$work/loads.c" <<'END'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    if (!cuda || !nvml) return puts(dlerror()), 1;
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
+    int (*nvml_init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    printf("cuInit %d nvmlInit_v2 %d\n", init(0), nvml_init());
+    return 0;
+}
+END
+    cc -o "$work/loads" "$work/loads.c" -ldl || status=1
+    # A machine with a GPU has another driver in its kernel: any answer will do.
+    LD_LIBRARY_PATH=$folder LD_PRELOAD=$(realpath "$shipped/libcuda_limiter.so") SLUICE_HOOK_REPORT=$work/report \
+        SLUICE_SESSION_DIR=$work TENSOR_FUSION_CUDA_MEM_LIMIT='{"0": 1073741824}' "$work/loads" || status=1
+    has=$(grep -c $'\tpatched$' "$work/report") || status=1
+    lacks=$(grep -c $'\tabsent$' "$work/report") || status=1
+    printf '%s functions patched, %s absent\n' "$has" "$lacks"
+    ! grep -v -e $'\tpatched$' -e $'\tabsent$' -e $'\tengine:' "$work/report" || status=1
+    [ "$((has + lacks))" -eq "$(grep -c '^| `lib' docs/hooks.md)" ] || status=1
+    grep -q "^| $version |.*| $has | $lacks | 0 |$" docs/compatibility.md || {
+        echo "docs/compatibility.md does not say so of $version"
+        status=1
+    }
+    rm -rf "$work"
+    return "$status"
+}
+
+on_drivers() {
+    local one suite version folder
+    local -a packages
+    for one in "${drivers[@]}"; do
+        read -r suite version one <<<"$one"
+        read -ra packages <<<"$one"
+        folder="$target/drivers/$version"
+        if get_driver "$folder" "$suite" "$version" "${packages[@]}"; then
+            check "driver $version" driver_is_patched "$(realpath "$folder")" "$version"
+        else
+            skip "driver $version" "it is not to be had here; it is in Debian's $suite, non-free: ${packages[*]}"
+        fi
+    done
+}
+
 # A library that needs symbols of versions that we make up is told from one that does not.
 symbol_versions_are_read() {
     local folder shown status=0

@@ -544,6 +544,7 @@ reach_tier() {
         # shellcheck disable=SC2086 # suite, version and tests
         on_glibc $one
     done
+    on_drivers
     if get_musl; then
         check 'programs on musl' on_musl
     else
