@@ -145,12 +145,18 @@ on_glibc() {
     own=$(getconf GNU_LIBC_VERSION)
     if printf '%s\n' "${own#* }" "$version" | sort -CV; then
         cp "$target/debug"/libfake_{cuda,nvml}.so "$folder/parts"
-        modules+='|cancel|bus_errors|bad_input'
+        modules+='|cancel|bus_errors|bad_input|preloads'
     fi
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests_and_again "limiter on glibc $version" nextest -E \
         "package(cuda-limiter) & binary(suite) & test(/^($modules)::/) - test(/$cannot/)"
+    SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests_and_again "sluice on glibc $version" nextest -E \
+        "package(sluice) & test(/::($processes_of_sluice)$/)"
     check "programs on glibc $version" start_on "$folder/parts"
 }
+
+# Kinds of processes that the tests of `sluice` have.
+processes_of_sluice='a_child_that_clears_its_environment_keeps_its_limits|a_program_that_gives_up_root_keeps_its_session'
+processes_of_sluice+='|a_process_that_gives_up_root_after_its_first_call_goes_on|a_program_that_becomes_another_user_has_the_limiter'
 
 # The limiter's tests of programs. Those of the source's rules need no engine.
 through_the_engine='(package(cuda-limiter) & (binary(suite) + binary(hostile)) - test(/^house::/))'
@@ -173,6 +179,11 @@ on_simulated_gum() {
         "$through_the_engine - test(/(^|::)timed::/)"
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
         "$through_the_engine & test(/(^|::)timed::/)" --test-threads 4
+    if get_libclang && command -v python3 >/dev/null && cargo fetch --locked >/dev/null 2>&1; then
+        check 'frida engine: a devkit that the build fetches' fetched_devkit
+    else
+        skip 'frida engine: a devkit that the build fetches' 'it needs libclang, python3 and the registry'
+    fi
 }
 
 # Each program starts and tells its version.

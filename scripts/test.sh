@@ -347,6 +347,41 @@ incomplete_devkit() {
     return "$status"
 }
 
+# The devkit as the build fetches it, from a server of our own: a header, and a library without its functions. The build has to
+# find the one and to be refused by the linker for the other.
+fetched_devkit() {
+    local folder status=0 version crate name server port=''
+    version=$(awk '/^name = "frida-gum-sys"$/ { getline; gsub(/[^0-9.]/, ""); print }' Cargo.lock)
+    crate=$(compgen -G "${CARGO_HOME:-$HOME/.cargo}/registry/src/*/frida-gum-sys-$version" | head -1) || return 1
+    version=$(tr -d '[:space:]' <"$crate/FRIDA_VERSION")
+    name=frida-gum-devkit-$version-linux-x86_64
+    folder=$(mktemp -d)
+    mkdir -p "$folder/served/$version" "$folder/devkit"
+    cp "$crate/include/frida-gumjs.h" "$folder/devkit/frida-gum.h"
+    ar rc "$folder/devkit/libfrida-gum.a"
+    tar -cJf "$folder/served/$version/$name.tar.xz" -C "$folder/devkit" frida-gum.h libfrida-gum.a
+    python3 -u -m http.server --bind 127.0.0.1 --directory "$folder/served" 0 >"$folder/server" 2>&1 &
+    server=$!
+    for _ in {1..50}; do
+        port=$(grep -om 1 'port [0-9]*' "$folder/server") && break
+        sleep 0.1
+    done
+    # Fetched each time.
+    CARGO_TARGET_DIR="$target/frida-download" cargo clean -q -p frida-gum-sys 2>/dev/null || true
+    if FRIDA_DOWNLOAD_CDN="http://127.0.0.1:${port#port }" CARGO_TARGET_DIR="$target/frida-download" \
+        cargo build --locked -p cuda-limiter --features frida-download >"$folder/said" 2>&1; then
+        echo 'libcuda_limiter.so was linked with a devkit that has no functions'
+        status=1
+    fi
+    kill "$server"
+    if ! grep -q "GET /$version/$name.tar.xz HTTP/1.1\" 200" "$folder/server" || ! grep -q 'undefined .*gum_' "$folder/said"; then
+        tail -20 "$folder/said" "$folder/server"
+        status=1
+    fi
+    rm -rf "$folder"
+    return "$status"
+}
+
 # The second engine itself: the suite of every engine, and the limiter's tests over it.
 frida_tests() {
     local header="-I$FRIDA_GUM_DEVKIT"

@@ -12,7 +12,7 @@ use session::Page;
 use session::process::ProcessIdentity;
 
 use crate::program::{DEVICE, Program, limit};
-use crate::support::{Sluice, outcome};
+use crate::support::{Sluice, outcome, program};
 
 /// A user who does not exist otherwise. What it left in the folders of sessions is removed at the end.
 pub(crate) struct User {
@@ -138,7 +138,7 @@ pub(crate) fn for_all_users(sluice: &Sluice) -> PathBuf {
         sluice.built("libfake_cuda.so", "fake-cuda"),
         sluice.built("libfake_nvml.so", "fake-nvml"),
         sluice.built("fake-nvidia-smi", "fake-smi"),
-        PathBuf::from(env!("CARGO_BIN_EXE_sluice")),
+        program(),
         Program::compiled(),
     ];
     // By another process: a file that this one has open for writing could not be executed.

@@ -1,10 +1,26 @@
 //! Shared by the tests of `sluice`: a clean environment, and the built files.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+/// The folder with `sluice` and what belongs to it: that of this build, or another one, as for the limiter's tests.
+fn parts() -> PathBuf {
+    let given = std::env::var_os("SLUICE_TEST_PARTS").map(PathBuf::from);
+    given.unwrap_or_else(|| Path::new(env!("CARGO_BIN_EXE_sluice")).parent().unwrap().to_owned())
+}
+
+/// `sluice` itself.
+pub(crate) fn program() -> PathBuf {
+    parts().join("sluice")
+}
+
+/// The C compiler, whose programs run beside these parts.
+pub(crate) fn compiler() -> OsString {
+    std::env::var_os("SLUICE_TEST_CC").unwrap_or_else(|| "cc".into())
+}
 
 /// Runs `sluice` with its own simulated node and none of the caller's settings.
 pub(crate) struct Sluice {
@@ -40,7 +56,7 @@ impl Sluice {
         ] {
             self.built(file, package);
         }
-        self.command_of(env!("CARGO_BIN_EXE_sluice"))
+        self.command_of(program())
     }
 
     /// `sluice run` with `options`; the caller adds `--` and the program. A daemon of the machine
@@ -67,7 +83,7 @@ impl Sluice {
 
     /// A file that another package of the workspace builds beside `sluice`.
     pub(crate) fn built(&self, file: &str, package: &str) -> PathBuf {
-        let path = Path::new(env!("CARGO_BIN_EXE_sluice")).with_file_name(file);
+        let path = parts().join(file);
         assert!(
             path.is_file(),
             "{} is missing: run `cargo build -p {package}` first",

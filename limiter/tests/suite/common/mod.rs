@@ -179,10 +179,11 @@ impl Stage {
         path
     }
 
-    /// The same, linked statically; `None` where the compiler has nothing to link.
+    /// The same, linked statically; `None` where the compiler has nothing to link. It brings its C library along, so it is this
+    /// machine's compiler that makes it, whatever the others run on.
     pub(crate) fn compile_static(&self, source: &str, output: &str) -> Option<PathBuf> {
         let path = self.folder().join(output);
-        let mut command = compilation(source, &["-static"], &path);
+        let mut command = compilation("cc".into(), source, &["-static"], &path);
         command.output().unwrap().status.success().then_some(path)
     }
 }
@@ -195,8 +196,8 @@ fn compiler() -> OsString {
     std::env::var_os(COMPILER).unwrap_or_else(|| "cc".into())
 }
 
-fn compilation(source: &str, arguments: &[&str], to: &Path) -> Command {
-    let mut command = Command::new(compiler());
+fn compilation(compiler: OsString, source: &str, arguments: &[&str], to: &Path) -> Command {
+    let mut command = Command::new(compiler);
     command
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(to)
@@ -207,7 +208,7 @@ fn compilation(source: &str, arguments: &[&str], to: &Path) -> Command {
 }
 
 fn compile(source: &str, arguments: &[&str], to: &Path) {
-    let said = compilation(source, arguments, to)
+    let said = compilation(compiler(), source, arguments, to)
         .output()
         .unwrap_or_else(|error| panic!("cc: {error}: a C compiler is needed"));
     assert!(said.status.success(), "{}", text(&said.stderr));

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::{Sluice, outcome, text};
+use crate::support::{Sluice, compiler, outcome, text};
 
 pub(crate) const DEVICE: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
 pub(crate) const OTHER: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
@@ -37,7 +37,7 @@ impl Program {
     pub(crate) fn compiled() -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/on_demand.c");
         let mut of = DefaultHasher::new();
-        fs::read(&source).unwrap().hash(&mut of);
+        (fs::read(&source).unwrap(), compiler()).hash(&mut of);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let program = folder.join(format!("{:016x}/on_demand", of.finish()));
         if program.exists() {
@@ -46,12 +46,12 @@ impl Program {
         // Compiled in another folder and then moved: two tests may need it at once.
         let unfinished = tempfile::tempdir_in(folder).unwrap();
         let made = unfinished.path().join("on_demand");
-        let said = Command::new("cc")
+        let said = Command::new(compiler())
             .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
             .args([&made, &source])
             .arg("-ldl")
             .output()
-            .unwrap_or_else(|error| panic!("cc: {error}: a C compiler is needed"));
+            .unwrap_or_else(|error| panic!("{:?}: {error}: a C compiler is needed", compiler()));
         assert!(said.status.success(), "{}", text(&said.stderr));
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         fs::rename(&made, &program).unwrap();
