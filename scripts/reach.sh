@@ -277,7 +277,7 @@ hooks_on_aarch64() {
     while read -r program; do
         cp "$program" "$1/hook-tests"
         "$1/emulated" "$1/hook-tests"
-        "$1/hook-tests" || status=1
+        SLUICE_TEST_CC=$1/cc "$1/hook-tests" || status=1
     done < <(grep '^test program: ' "$target/tmp/hook-tests" | cut -d ' ' -f 3-)
     return "$status"
 }

@@ -23,6 +23,8 @@ mod engine;
 )]
 mod frida_engine;
 pub mod loader;
+#[cfg(test)]
+mod made_library;
 mod patch_batch;
 mod patched_entry;
 mod refuse;

@@ -16,14 +16,13 @@ struct Search {
 }
 
 /// The code that holds an address, from the headers by which the loader mapped it. `None` where no library says so, or
-/// where it is not as they say: not mapped, or writable.
+/// where it is not as they say: not readable, or writable.
 pub(super) fn code_at(address: usize) -> Option<Mapping> {
     let mut search = Search { address, found: None };
     // SAFETY: the callback is of this signature, and gets what it expects.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
-    let range = search.found.filter(is_mapped)?;
-    let first = peek::read(range.start, &mut [0]) == 1;
-    (first && !is_writable(range.start)).then_some(Mapping { range, protection: CODE })
+    let range = search.found.filter(is_readable)?;
+    (!is_writable(range.start)).then_some(Mapping { range, protection: CODE })
 }
 
 /// Looks at a loaded library. Anything but 0 ends the search.
@@ -49,18 +48,9 @@ unsafe extern "C" fn look(info: *mut dl_phdr_info, _: usize, search: *mut c_void
     search.found.is_some().into()
 }
 
-fn page_of(address: usize) -> *mut c_void {
-    // SAFETY: asks for a constant.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    (address / page * page) as *mut c_void
-}
-
-/// Whether all of it is mapped. A call that would write nothing back tells it.
-fn is_mapped(range: &Range<usize>) -> bool {
-    let first = page_of(range.start);
-    let length = range.end - first as usize;
-    // SAFETY: changes nothing, whatever is there.
-    error_of(|| unsafe { libc::msync(first, length, libc::MS_ASYNC) }).is_none()
+/// Whether its first and its last byte can be read.
+fn is_readable(range: &Range<usize>) -> bool {
+    [range.start, range.end - 1].iter().all(|&at| peek::read(at, &mut [0]) == 1)
 }
 
 /// Whether the kernel would write there for this process. It is asked to add nothing to a word.
@@ -80,6 +70,7 @@ fn is_writable(address: usize) -> bool {
 mod tests {
     use super::*;
     use crate::Mappings;
+    use crate::code::overwrite::pages;
 
     /// A page of this process with these rights.
     fn page(rights: c_int) -> usize {
@@ -94,7 +85,7 @@ mod tests {
     fn the_loader_says_of_code_what_the_kernel_says() {
         let mut kernel = Mappings::now().unwrap();
         let functions =
-            [libc::getppid as *const (), libc::dladdr as *const (), page_of as *const ()];
+            [libc::getppid as *const (), libc::dladdr as *const (), code_at as *const ()];
         for function in functions.map(|function| function as usize) {
             let code = code_at(function).unwrap();
             let (protection, left) = kernel.at(function).unwrap();
@@ -119,12 +110,8 @@ mod tests {
     #[test]
     fn code_that_is_not_as_the_loader_mapped_it_is_not_believed() {
         let folder = tempfile::tempdir().unwrap();
-        let (source, path) = (folder.path().join("code.c"), folder.path().join("code.so"));
-        std::fs::write(&source, "int code(void) { return 5; }").unwrap();
-        let mut made = std::process::Command::new("cc");
-        made.args(["-shared", "-nostdlib", "-fPIC", "-o"]).args([&path, &source]);
-        assert!(made.status().unwrap().success());
-        let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let source = "int code(void) { return 5; }";
+        let path = crate::made_library::library(folder.path(), "code", source, &["-nostdlib"]);
         // SAFETY: a library without constructors, of this test's own, that stays loaded.
         let code = unsafe {
             let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
@@ -132,9 +119,11 @@ mod tests {
             libc::dlsym(handle, c"code".as_ptr())
         };
         let found = code_at(code as usize).unwrap().range;
+        let page = pages(found.start as *const c_void, found.len());
+        let (first, length) = (page.start as *mut c_void, page.len());
         let protect = |rights| {
             // SAFETY: that library's code, of which nothing runs.
-            assert_eq!(unsafe { libc::mprotect(page_of(found.start), found.len(), rights) }, 0);
+            assert_eq!(unsafe { libc::mprotect(first, length, rights) }, 0);
             code_at(code as usize).is_some()
         };
         assert!(!protect(CODE | libc::PROT_WRITE));
@@ -142,18 +131,15 @@ mod tests {
         assert!(!protect(libc::PROT_NONE));
         assert!(protect(CODE));
         // SAFETY: as above.
-        unsafe {
-            assert_eq!(*code.cast::<u8>(), *code.cast::<u8>());
-            assert_eq!(libc::munmap(page_of(found.start), found.len()), 0);
-        }
+        unsafe { assert_eq!(libc::munmap(first, length), 0) };
         assert!(code_at(code as usize).is_none());
     }
 
     #[test]
-    fn the_kernel_says_what_is_mapped_and_what_can_be_written() {
+    fn the_kernel_says_what_can_be_read_and_what_can_be_written() {
         let (code, data) = (page(CODE), page(libc::PROT_READ | libc::PROT_WRITE));
-        assert!(is_mapped(&(code + 1..code + 9)) && is_mapped(&(data..data + 4096)));
-        assert!(!is_mapped(&(1 << 20..(1 << 20) + 1)));
+        assert!(is_readable(&(code + 1..code + 9)) && is_readable(&(data..data + 4096)));
+        assert!(!is_readable(&(1 << 20..(1 << 20) + 1)));
         // SAFETY: this test's own.
         unsafe { *(data as *mut u32) = 77 };
         assert!(is_writable(data + 2) && !is_writable(code) && !is_writable(1 << 20));

@@ -89,17 +89,9 @@ mod tests {
     #[test]
     fn the_calls_of_one_library_are_led_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
-        let source = folder.path().join("asks.c");
-        std::fs::write(&source, "unsigned getuid(void); unsigned asks(void) { return getuid(); }")
-            .unwrap();
+        let source = "unsigned getuid(void); unsigned asks(void) { return getuid(); }";
         for (name, told) in [("now", "-Wl,-z,now,-z,relro"), ("lazy", "-Wl,-z,lazy")] {
-            let path = folder.path().join(name).with_extension("so");
-            let made = std::process::Command::new("cc")
-                .args(["-shared", "-fPIC", "-O1", told, "-o"])
-                .args([&path, &source])
-                .status();
-            assert!(made.unwrap().success());
-            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            let path = crate::made_library::library(folder.path(), name, source, &[told]);
             // SAFETY: a library without constructors; the test process loads nothing else meanwhile.
             unsafe {
                 let handle = libc::dlopen(path.as_ptr(), libc::RTLD_LAZY);
