@@ -575,6 +575,7 @@ reach_tier() {
     else
         skip 'size of the shipped limiter' "Rust's own library was not built with it: rustup component add rust-src"
     fi
+    get_allocators || skip 'allocators beside what is shipped' 'they are not to be had here; they are libjemalloc2 and libtcmalloc-minimal4 of Debian'
     for one in "${glibcs[@]}"; do
         # shellcheck disable=SC2086 # suite, version and tests
         on_glibc $one

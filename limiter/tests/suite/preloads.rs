@@ -87,7 +87,7 @@ fn sanitizer() -> Option<PathBuf> {
 fn an_address_sanitizer() {
     let Some(sanitizer) = sanitizer() else { return };
     let stage = Stage::new();
-    let checked = stage.compile("loader.c", "checked", &["-fsanitize=address"]);
+    let checked = stage.compile_here("loader.c", "checked", "-fsanitize=address").unwrap();
     let plain = stage.compile("loader.c", "loader", &[]);
     let [last, first] = orders(&stage, &sanitizer);
     let only = stage.limiter().display().to_string();
@@ -114,7 +114,7 @@ fn an_address_sanitizer() {
 fn an_address_sanitizer_under_sluice_run() {
     let Some(sanitizer) = sanitizer() else { return };
     let stage = Stage::new();
-    let checked = stage.compile("loader.c", "checked", &["-fsanitize=address"]);
+    let checked = stage.compile_here("loader.c", "checked", "-fsanitize=address").unwrap();
     let mut command = stage.run(&["--device", "0", "--mem", "1GiB"]);
     command.arg(&checked).arg("now").env("LD_PRELOAD", &sanitizer);
     command.env("ASAN_OPTIONS", "detect_leaks=0");

@@ -237,7 +237,7 @@ fn a_library_that_is_preloaded_into_a_program_with_more_rights_does_nothing() {
 #[test]
 fn a_static_program_runs_as_without() {
     let stage = Stage::new();
-    let Some(program) = stage.compile_static("idle.c", "static") else {
+    let Some(program) = stage.compile_here("idle.c", "static", "-static") else {
         return skipped("there is no C library to link statically");
     };
     let plain = outcome(&mut stage.native(&program)).silent();

@@ -179,11 +179,11 @@ impl Stage {
         path
     }
 
-    /// The same, linked statically; `None` where the compiler has nothing to link. It brings its C library along, so it is this
-    /// machine's compiler that makes it, whatever the others run on.
-    pub(crate) fn compile_static(&self, source: &str, output: &str) -> Option<PathBuf> {
+    /// The same, told something that this machine's compiler alone can do: to link statically, or with a sanitizer. It runs on
+    /// this machine's C library, whatever the others run on. `None` where the compiler has nothing to link.
+    pub(crate) fn compile_here(&self, source: &str, output: &str, told: &str) -> Option<PathBuf> {
         let path = self.folder().join(output);
-        let mut command = compilation("cc".into(), source, &["-static"], &path);
+        let mut command = compilation("cc".into(), source, &[told], &path);
         command.output().unwrap().status.success().then_some(path)
     }
 }
