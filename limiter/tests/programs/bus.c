@@ -160,7 +160,7 @@ static void wait_in_read(void) {
     pthread_create(&thread, NULL, interrupt, NULL);
     if (sigsetjmp(again, 1) == 0) {
         ssize_t got = read(ends[0], &byte, 1);
-        say("read: %zd, %s\n", got, got < 0 ? strerrorname_np(errno) : "-");
+        say("read: %zd, %s\n", got, got < 0 ? strerror(errno) : "-");
     } else {
         say("recovered\n");
     }
