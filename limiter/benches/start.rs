@@ -1,6 +1,6 @@
 //! What the preloaded library adds to the start of a process. Runs with and without it alternate, in pairs.
 //! One process never calls CUDA (`true`). The others have no mappings of their own, as many as a large framework, and
-//! 20,000, and are measured from the loading of the driver to its first context: the time that passes, and the CPU time
+//! 20,000, the last also where new small mappings are made far from the driver, and are measured from the loading of the driver to its first context: the time that passes, and the CPU time
 //! of the process while the driver is loaded and patched, and in the first calls.
 //!
 //! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench start`.
@@ -40,16 +40,39 @@ struct Start {
     calls: f64,
 }
 
+/// Leaves gaps for small mappings, and 3 GiB between them and what is mapped from now on: more than a jump reaches.
+fn leave_gaps() {
+    let map = |length| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: memory of the kernel's choice.
+        let start =
+            unsafe { libc::mmap(core::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        start
+    };
+    let gaps = map(64 << 20);
+    for gap in 0..64 {
+        // SAFETY: a part of what was just mapped.
+        unsafe { libc::munmap(gaps.byte_add(gap << 20), 32 << 10) };
+    }
+    map(3 << 30);
+}
+
 /// Makes as many mappings as the first argument says, apart from each other, and prints how long the driver
-/// takes.
+/// takes. A second argument: far from where small ones are made then.
 fn work(arguments: &[String]) {
     let mappings: usize = arguments[0].parse().unwrap();
+    // These fill gaps of a page. Those that are left for others are larger.
+    let length = if arguments.len() > 1 { 64 << 10 } else { 4096 };
+    if arguments.len() > 1 {
+        leave_gaps();
+    }
     for index in 0..mappings {
         // Neighbours with the same protection would become one mapping.
         let protection = if index % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: memory of the kernel's choice.
-        let page = unsafe { libc::mmap(core::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+        let page = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, flags, -1, 0) };
         assert_ne!(page, libc::MAP_FAILED, "only {index} mappings");
     }
     let (begun, before) = (now(), worked());
@@ -74,8 +97,10 @@ fn nothing(limiter: Option<&Path>) -> f64 {
 }
 
 /// The times from the loading of the driver to a context.
-fn driver(options: &Options, session: Option<&Path>, mappings: usize) -> Start {
-    let mut command = options.copy(session, &[&mappings.to_string()]);
+fn driver(options: &Options, session: Option<&Path>, mappings: usize, far: bool) -> Start {
+    let mappings = mappings.to_string();
+    let arguments = [&*mappings, "far"];
+    let mut command = options.copy(session, if far { &arguments } else { &arguments[..1] });
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let times: Vec<f64> = said.split_whitespace().filter_map(|time| time.parse().ok()).collect();
@@ -106,15 +131,18 @@ fn main() {
     let pairs: Vec<_> =
         (0..options.pairs).map(|_| (nothing(None), nothing(Some(options.limiter())))).collect();
     tell("a process without CUDA", &pairs);
-    for mappings in options.count.map_or(vec![0, 2000, 20_000], |count| vec![0, count]) {
+    let most = options.count.unwrap_or(20_000);
+    let counts = options.count.map_or(vec![0, 2000, most], |count| vec![0, count]);
+    for (mappings, far) in counts.into_iter().map(|count| (count, false)).chain([(most, true)]) {
         let pairs: Vec<_> = (0..options.pairs.div_ceil(10))
             .map(|_| {
                 let session = driver::session();
-                let limited = |session| driver(&options, session, mappings);
+                let limited = |session| driver(&options, session, mappings, far);
                 (limited(None), limited(Some(session.path())))
             })
             .collect();
-        let what = format!("the driver's start in a process with {mappings} mappings");
+        let far = if far { " and gaps far from it" } else { "" };
+        let what = format!("the driver's start in a process with {mappings} mappings{far}");
         let of = |part: fn(Start) -> f64| -> Vec<_> {
             pairs.iter().map(|&(plain, limited)| (part(plain), part(limited))).collect()
         };

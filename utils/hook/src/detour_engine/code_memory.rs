@@ -17,6 +17,8 @@ const WRITABLE_CODE: c_int = CODE | libc::PROT_WRITE;
 const ALIGNED: usize = 16;
 /// Nothing is mapped below this, so that null pointers lead nowhere.
 const LOWEST: usize = 0x1_0000;
+/// How far below a function a place is tried, in parts of [`REACH`]. What was loaded last tends to lie lowest.
+const PARTS_BELOW: [usize; 6] = [64, 32, 16, 8, 4, 2];
 /// How many gaps are tried. Other threads may have filled those in the list.
 const TRIES: usize = 64;
 
@@ -47,7 +49,9 @@ impl CodeMemory {
             return self.0.get_mut(index);
         }
         let rights = [WRITABLE_CODE, CODE];
-        let new = rights.iter().find_map(|&rights| Block::map_anywhere(&within, rights));
+        let new = rights.iter().find_map(|&rights| {
+            Block::map_anywhere(&within, rights).or_else(|| Block::map_below(origin, rights))
+        });
         let block = new.or_else(|| {
             let free = mappings.free(origin, &within, BLOCK);
             let free = free.get(..TRIES).unwrap_or(&free);
@@ -95,6 +99,14 @@ impl Block {
             return None;
         }
         Self::within(wanted, start as usize, protection)
+    }
+
+    /// Maps a block below `origin`, at one of a few places that may be free. The list need not be read for that either.
+    fn map_below(origin: usize, protection: c_int) -> Option<Self> {
+        PARTS_BELOW.iter().find_map(|part| {
+            let place = origin.checked_sub(REACH / part)? / PAGE * PAGE;
+            if place >= LOWEST { Self::map(place, protection) } else { None }
+        })
     }
 
     /// The block that was mapped at `start`, if it lies in `wanted`. If not, it is unmapped.
@@ -184,7 +196,18 @@ mod tests {
             Block::map(Mappings::now().unwrap().free(1 << 33, &(1 << 33..1 << 34), BLOCK)[0], CODE);
         let taken = taken.unwrap();
         assert!(Block::map(taken.range.start, CODE).is_none());
-        // A list without any mappings: the next free place is not where it says, and the kernel's choice is far away.
+        // A list without any mappings, and the kernel's choice is far away: a place below is free.
+        let mut memory = CodeMemory::default();
+        let below = memory.near(taken.range.start, &mut Mappings::default()).unwrap();
+        let distance = taken.range.start - below.range.start;
+        assert!(distance >= BLOCK && distance <= REACH / PARTS_BELOW[5], "{distance:x}");
+        // The one after it where that one is taken, and so on; then nothing is left.
+        let mut further = CodeMemory::default();
+        let places = core::iter::from_fn(|| Block::map_below(taken.range.start, CODE));
+        further.0.extend(places);
+        assert_eq!(further.0.len(), PARTS_BELOW.len() - 1);
+        assert!(Block::map_below(LOWEST, CODE).is_none());
+        // The next free place is not where the list says.
         let mut memory = CodeMemory::default();
         assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
         // Near what the kernel has chosen before, its next choice will do.
