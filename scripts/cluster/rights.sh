@@ -7,6 +7,7 @@ mkdir -p "$folder"
 # The agent's folders are where they are on a node, and of this namespace alone.
 mount -t tmpfs none /run
 mount -t tmpfs none /var/lib
+mount -t tmpfs none /dev/shm
 library=/var/lib/sluice/library/0.1.0
 mkdir -p /var/lib/kubelet/{device-plugins,pod-resources} /run/sluice
 # shellcheck source=scripts/cluster/api-server.sh
@@ -114,9 +115,10 @@ sockets=$(find /run/sluice -name '*.sock' | wc -l)
 [ "$sockets" -eq 1 ] || die "the daemon has $sockets sockets"
 # As the kubelet ends the pods of a DaemonSet that has gone. One is killed, so that its sockets stay.
 ls /var/lib/kubelet/device-plugins
-kill -9 "$agent"
+kill -9 "$(pgrep -P "$agent" -x hypervisor)"
 kill "$daemon"
 wait "$agent" "$daemon" 2>/dev/null || true
+# shellcheck disable=SC2016 # a fence of Markdown
 commands=$(sed -n '/^Uninstall/,/^```$/p' docs/kubernetes.md | sed '1,/^```sh$/d; /^```$/d')
 echo "$commands"
 [ "$(wc -l <<<"$commands")" -ge 4 ] || die 'docs/kubernetes.md has no commands'

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dialects::Dialect;
+use dialects::table::RESOURCES;
 use node::Options;
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, ListAndWatchResponse,
@@ -51,7 +52,7 @@ async fn what_one_dialect_takes_is_gone_for_the_others() {
     let dialects = Dialect::ALL.to_vec();
     let agent = Agent::start(Options { dialects, ..with_gates(kubelet.path()) }, shows(1));
     let mut clients = BTreeMap::new();
-    while clients.len() < 8 {
+    while clients.len() < RESOURCES.len() {
         let (request, client) = kubelet.registered().await;
         clients.insert(request.resource_name, client);
     }
