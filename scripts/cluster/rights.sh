@@ -3,7 +3,13 @@
 # started by scripts/cluster.sh. Prints what was seen, ends with 0 if all of it is right.
 set -euo pipefail
 programs=$1 parts=$2 folder=$3
-mkdir -p "$folder"/{kubelet/device-plugins,kubelet/pod-resources,library,daemon,allocations}
+mkdir -p "$folder"
+# The agent's folders are where they are on a node, and of this namespace alone.
+mount -t tmpfs none /run
+mount -t tmpfs none /var/lib
+mount -t tmpfs none /dev/shm
+library=/var/lib/sluice/library/0.1.0
+mkdir -p /var/lib/kubelet/{device-plugins,pod-resources} /run/sluice
 # shellcheck source=scripts/cluster/api-server.sh
 . scripts/cluster/api-server.sh
 
@@ -27,11 +33,12 @@ kubeconfig "$(token)" >"$folder/kubeconfig"
 echo '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}}' | post /api/v1/nodes >/dev/null
 
 ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
-cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/library"
+mkdir "$folder/parts"
+cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/parts"
+"$parts/hypervisor" node --library "$folder/parts" --install "$library"
 export SLUICE_FAKE_NODE="$folder/fake-node"
 node() {
-    "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" --node-name node \
-        --daemon "$folder/daemon/hypervisor.sock" --allocations "$folder/allocations" --kubelet-dir "$folder/kubelet" \
+    "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$library" --node-name node \
         --kubeconfig "$folder/kubeconfig" "$@"
 }
 # finding CHECK OPTION...: state and words of one.
@@ -68,14 +75,57 @@ rules=$(echo '{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRule
 echo "the account may: $rules"
 
 # It watches pods and registers the node's devices by them. Nothing that it asks for is refused.
-mount -t tmpfs none "$folder/allocations"
-start agent node --feature-gates CorePlugin=true,MemoryPlugin=true
+# Of all dialects, so that all annotations are there that are to go.
+start daemon "$parts/hypervisor" daemon --socket /run/sluice/hypervisor.sock --state /var/lib/sluice/daemon \
+    --nvml "$folder/libnvidia-ml.so.1"
+daemon=$!
+start agent node --dialects vgpu-manager,volcano,hami --memory-factor 1024 --feature-gates CorePlugin=true,MemoryPlugin=true
 registered() {
     ask "$api/api/v1/nodes/node" | jq -e '.metadata.annotations["nvidia.com/node-device-register"]'
 }
+agent=$!
 until_so 30 "the node's devices are registered" registered
 sleep 2
 if grep -i forbidden "$log/agent"; then
     die 'the agent asks for more'
 fi
 echo "the agent has registered the node's devices"
+
+# The commands of docs/kubernetes.md take away all of it. There are no controllers here, which would wait.
+json "$base/daemonset.yaml" | post /apis/apps/v1/namespaces/sluice/daemonsets >/dev/null
+kubeconfig sluice >"$folder/kubeconfig-admin"
+KUBECONFIG=$folder/kubeconfig-admin
+export KUBECONFIG
+objects() {
+    kubectl get namespaces,clusterroles,clusterrolebindings --output name | grep -i sluice || true
+    kubectl get serviceaccounts,daemonsets,pods --all-namespaces --output name | grep -i sluice || true
+}
+ours() {
+    ask "$api/api/v1/nodes/node" | jq -r '[.metadata | (.annotations // {}), (.labels // {}) | keys[]
+        | select(test("^(nvidia[.]com|volcano[.]sh|hami[.]io|sluice[.]dev)/"))] | sort | join(" ")'
+}
+traces() {
+    find /run /var/lib /dev/shm -name '*sluice*' | sort
+}
+[ "$(objects | wc -l)" -eq 5 ] || die "before: $(objects)"
+until_so 30 'each dialect is registered' sh -c "[ \"\$(curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/nodes/node' |
+    jq '.metadata.annotations | length')\" -eq 6 ]"
+echo "annotations of the node: $(ours)"
+sockets=$(find /run/sluice -name '*.sock' | wc -l)
+[ "$sockets" -eq 1 ] || die "the daemon has $sockets sockets"
+# As the kubelet ends the pods of a DaemonSet that has gone. One is killed, so that its sockets stay.
+ls /var/lib/kubelet/device-plugins
+kill -9 "$(pgrep -P "$agent" -x hypervisor)"
+kill "$daemon"
+wait "$agent" "$daemon" 2>/dev/null || true
+# shellcheck disable=SC2016 # a fence of Markdown
+commands=$(sed -n '/^Uninstall/,/^```$/p' docs/kubernetes.md | sed '1,/^```sh$/d; /^```$/d')
+echo "$commands"
+[ "$(wc -l <<<"$commands")" -ge 4 ] || die 'docs/kubernetes.md has no commands'
+sh -ec "${commands//kubectl delete/kubectl delete --wait=false}"
+# Its namespace goes when a controller has seen that it is empty.
+[ "$(objects | grep -v '^namespace/sluice$')" = '' ] || die "what is left: $(objects)"
+[ "$(kubectl get namespace sluice --output 'jsonpath={.status.phase}')" = Terminating ] || die 'the namespace stays'
+[ "$(ours)" = '' ] || die "the node still has $(ours)"
+[ "$(traces)" = '' ] || die "what is left: $(traces)"
+echo 'after the uninstall nothing is left'

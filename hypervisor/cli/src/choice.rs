@@ -93,8 +93,12 @@ pub(crate) fn given_name(found: &Found) -> Option<String> {
 }
 
 /// The name that a session was given, of one that the daemon knows.
+/// What is not seen here is called as its container is.
 pub(crate) fn called(node: &Node, session: &Session) -> Option<String> {
-    with_pages(node, session).find_map(given_name)
+    with_pages(node, session).find_map(given_name).or_else(|| {
+        let container = session.container.as_ref()?;
+        containers::name(&container.runtime, &container.id, container.user)
+    })
 }
 
 /// What is seen here of a session that the daemon knows.

@@ -16,7 +16,9 @@ const MIB: u64 = 1 << 20;
 pub struct Need {
     /// In whose words.
     pub dialect: Dialect,
-    /// On how many GPUs, each another one. Of vgpu.rs: the number by which its pod is known.
+    /// By which resource.
+    pub resource: &'static str,
+    /// On how many GPUs, each another one. Of vgpu.rs: the number by which its pod is known, among those of its resource.
     pub places: u64,
     /// How much of each one's time, in hundredths. 0: not said.
     pub cores: u64,
@@ -96,6 +98,24 @@ pub enum NeedError {
         /// What is asked for.
         asked: u64,
     },
+    /// A name that is none.
+    #[error("the annotation {name}: {text:?}: {accepted} are accepted")]
+    Name {
+        /// The annotation.
+        name: &'static str,
+        /// What it says.
+        text: String,
+        /// What it may say.
+        accepted: &'static str,
+    },
+    /// Only hardware could keep it apart in this way.
+    #[error(
+        "the annotation {name}: partitioned: GPUs are not partitioned by their hardware (MIG) here; shared, soft and hard are accepted"
+    )]
+    Partitioned {
+        /// The annotation.
+        name: &'static str,
+    },
     /// It cannot be counted.
     #[error("{asked} units of {factor} MiB are more than can be counted")]
     TooMuch {
@@ -133,11 +153,7 @@ impl Need {
                 let number = whole(text).map_err(|source| NeedError::Quantity { name, source });
                 Some(number.map(|number| (*name, number)))
             };
-            let Some((name, places)) =
-                read(Word::Number).transpose()?.filter(|(_, places)| *places > 0)
-            else {
-                continue;
-            };
+            let Some((name, places)) = number(*dialect, &value)? else { continue };
             if let Some((before, _)) = found {
                 return Err(NeedError::TwoDialects(before, name));
             }
@@ -158,15 +174,22 @@ impl Need {
                 (None, Some((name, asked))) => return Err(NeedError::Percent { name, asked }),
                 (None, None) => MemoryNeed::Whole,
             };
+            if let Some((name, text)) = said(Word::Isolation) {
+                isolation(name, text)?;
+            }
+            let quality =
+                said(Word::Quality).map(|(name, text)| quality(name, text)).transpose()?;
             let priority = match read(Word::Priority).transpose()? {
-                None | Some((_, 0)) => Priority::High,
+                None => quality.unwrap_or_default(),
+                Some((_, 0)) => Priority::High,
                 Some((_, 1)) => Priority::Low,
                 Some((name, asked)) => return Err(NeedError::Priority { name, asked }),
             };
             let milli_tflops = amount(Word::Tflops, vgpu_rs::milli_tflops).transpose()?;
             let milli_tflops = milli_tflops.unwrap_or_default();
-            let dialect = *dialect;
-            found = Some((name, Self { dialect, places, cores, memory, priority, milli_tflops }));
+            let (dialect, resource) = (*dialect, name);
+            let need = Self { dialect, resource, places, cores, memory, priority, milli_tflops };
+            found = Some((name, need));
         }
         Ok(found.map(|(_, need)| need))
     }
@@ -202,6 +225,52 @@ impl Need {
             _ => self.cores,
         };
         Ok(Share { cores, memory_mib })
+    }
+}
+
+/// How many of which resource are asked for. `None`: none.
+fn number<'a>(
+    dialect: Dialect,
+    value: impl Fn(Word, &str) -> Option<&'a str>,
+) -> Result<Option<(&'static str, u64)>, NeedError> {
+    let names = WORDS.iter().filter(|(of, word, _)| (*of, *word) == (dialect, Word::Number));
+    let mut found = None;
+    for (_, word, name) in names {
+        let Some(text) = value(*word, name) else { continue };
+        match whole(text).map_err(|source| NeedError::Quantity { name, source })? {
+            0 => {}
+            places => match found {
+                Some((before, _)) => return Err(NeedError::TwoDialects(before, name)),
+                None => found = Some((*name, places)),
+            },
+        }
+    }
+    Ok(found)
+}
+
+/// vgpu.rs: who comes first. What is promised is held for everybody, so that only the lowest has less than the others.
+fn quality(name: &'static str, text: &str) -> Result<Priority, NeedError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "low" => Ok(Priority::Low),
+        "" | "medium" | "high" | "critical" => Ok(Priority::High),
+        _ => Err(NeedError::Name {
+            name,
+            text: text.chars().take(40).collect(),
+            accepted: "low, medium, high and critical",
+        }),
+    }
+}
+
+/// vgpu.rs: limits hold for each of them, and memory is nobody else's. Nothing of it is a part of the hardware.
+fn isolation(name: &'static str, text: &str) -> Result<(), NeedError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "" | "shared" | "soft" | "hard" => Ok(()),
+        "partitioned" => Err(NeedError::Partitioned { name }),
+        _ => Err(NeedError::Name {
+            name,
+            text: text.chars().take(40).collect(),
+            accepted: "shared, soft and hard",
+        }),
     }
 }
 
@@ -271,6 +340,39 @@ mod tests {
         // It is HAMi's word alone.
         let vgpu = ("nvidia.com/vgpu-number", "1");
         assert_eq!(of(&[vgpu, ("nvidia.com/priority", "1")]), Ok(Priority::High));
+    }
+
+    /// vgpu.rs: the values that its operator knows.
+    #[test]
+    fn quality_and_isolation_are_followed_or_refused() {
+        let index = ("tensor-fusion.ai/index_4", "8");
+        let found = need(&[index]).unwrap().unwrap();
+        assert_eq!((found.resource, found.places), (index.0, 8));
+        let of = |name, text| need(&[index, (name, text)]).map(|need| need.unwrap().priority);
+        let qos = "tensor-fusion.ai/qos";
+        for (text, priority) in [
+            ("Low", Priority::Low),
+            ("medium", Priority::High),
+            ("high", Priority::High),
+            ("critical", Priority::High),
+            ("", Priority::High),
+        ] {
+            assert_eq!(of(qos, text), Ok(priority), "{text}");
+        }
+        let said = of(qos, "best").unwrap_err().to_string();
+        assert!(said.contains("\"best\": low, medium, high and critical are accepted"), "{said}");
+        let isolation = "tensor-fusion.ai/isolation";
+        for text in ["shared", "soft", "Hard", ""] {
+            assert_eq!(of(isolation, text), Ok(Priority::High), "{text}");
+        }
+        let said = of(isolation, "partitioned").unwrap_err().to_string();
+        assert!(said.contains("not partitioned by their hardware"), "{said}");
+        assert!(of(isolation, "none").unwrap_err().to_string().contains("shared, soft and hard"));
+        let two = need(&[index, ("tensor-fusion.ai/index", "3")]).unwrap_err().to_string();
+        assert!(two.contains("are asked for in one container"), "{two}");
+        // Of others these say nothing.
+        let hami = need(&[("nvidia.com/gpu", "1"), (qos, "low")]).unwrap().unwrap();
+        assert_eq!((hami.priority, hami.resource), (Priority::High, "nvidia.com/gpu"));
     }
 
     #[test]

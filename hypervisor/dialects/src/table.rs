@@ -66,6 +66,8 @@ pub enum Counts {
     Places,
     /// Nothing: how many a container gets is a number by which its pod is known. They may be on one GPU.
     Index,
+    /// The same for a sixteenth of the numbers, from 0 on.
+    IndexPart(u8),
     /// Hundredths of a GPU's time.
     Cores,
     /// Memory, in MiB times the memory factor.
@@ -76,7 +78,13 @@ impl Counts {
     /// Whether a container gets GPUs by it.
     #[must_use]
     pub const fn is_place(self) -> bool {
-        matches!(self, Self::Places | Self::Index)
+        matches!(self, Self::Places) || self.is_index()
+    }
+
+    /// Whether it counts nothing.
+    #[must_use]
+    pub const fn is_index(self) -> bool {
+        matches!(self, Self::Index | Self::IndexPart(_))
     }
 }
 
@@ -110,7 +118,7 @@ impl Resource {
 }
 
 /// All resources. A dialect is a set of rows.
-pub const RESOURCES: [Resource; 8] = [
+pub const RESOURCES: [Resource; 24] = [
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-number", Counts::Places),
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-cores", Counts::Cores)
         .behind(Gate::CorePlugin),
@@ -121,6 +129,22 @@ pub const RESOURCES: [Resource; 8] = [
     Resource::new(Dialect::Volcano, "volcano.sh/vgpu-memory", Counts::Memory),
     Resource::new(Dialect::Hami, "nvidia.com/gpu", Counts::Places),
     Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index", Counts::Index),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_0", Counts::IndexPart(0)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_1", Counts::IndexPart(1)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_2", Counts::IndexPart(2)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_3", Counts::IndexPart(3)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_4", Counts::IndexPart(4)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_5", Counts::IndexPart(5)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_6", Counts::IndexPart(6)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_7", Counts::IndexPart(7)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_8", Counts::IndexPart(8)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_9", Counts::IndexPart(9)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_a", Counts::IndexPart(10)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_b", Counts::IndexPart(11)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_c", Counts::IndexPart(12)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_d", Counts::IndexPart(13)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_e", Counts::IndexPart(14)),
+    Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_f", Counts::IndexPart(15)),
 ];
 
 /// What these dialects offer with these gates.
@@ -149,18 +173,22 @@ pub enum Word {
     Tflops,
     /// How much of each one's memory, as a size.
     MemorySize,
+    /// How urgent it is, by a name.
+    Quality,
+    /// How it is kept apart from others, by a name.
+    Isolation,
 }
 
 impl Word {
     /// Whether it is an annotation of the pod, for all of its containers.
     #[must_use]
     pub const fn is_annotation(self) -> bool {
-        matches!(self, Self::Tflops | Self::MemorySize)
+        matches!(self, Self::Tflops | Self::MemorySize | Self::Quality | Self::Isolation)
     }
 }
 
 /// What containers and pods say, by name. A superset of what kubelets are told of: schedulers read the others.
-pub const WORDS: [(Dialect, Word, &str); 15] = [
+pub const WORDS: [(Dialect, Word, &str); 33] = [
     (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
     (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
     (Dialect::VgpuManager, Word::Memory, "nvidia.com/vgpu-memory"),
@@ -174,8 +202,26 @@ pub const WORDS: [(Dialect, Word, &str); 15] = [
     (Dialect::Hami, Word::MemoryPercentage, "nvidia.com/gpumem-percentage"),
     (Dialect::Hami, Word::Priority, "nvidia.com/priority"),
     (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_0"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_1"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_2"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_3"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_4"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_5"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_6"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_7"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_8"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_9"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_a"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_b"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_c"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_d"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_e"),
+    (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_f"),
     (Dialect::VgpuRs, Word::Tflops, "tensor-fusion.ai/tflops-limit"),
     (Dialect::VgpuRs, Word::MemorySize, "tensor-fusion.ai/vram-limit"),
+    (Dialect::VgpuRs, Word::Quality, "tensor-fusion.ai/qos"),
+    (Dialect::VgpuRs, Word::Isolation, "tensor-fusion.ai/isolation"),
 ];
 
 /// The annotations of a dialect, on nodes and pods. `None`: it has none for that.
@@ -331,8 +377,9 @@ mod tests {
     #[test]
     fn dialects_are_offered_beside_each_other() {
         let found = names(&Dialect::ALL, "");
+        assert_eq!((found.len(), found[21]), (22, "tensor-fusion.ai/index_f"));
         assert_eq!(
-            found,
+            found[..6],
             [
                 "nvidia.com/vgpu-number",
                 "volcano.sh/vgpu-number",

@@ -36,7 +36,8 @@ fn account(devices: &[Registered]) -> Account {
 
 fn need(places: u64, cores: u64, memory: MemoryNeed) -> Need {
     let priority = Priority::High;
-    Need { dialect: Dialect::VgpuManager, places, cores, memory, priority, milli_tflops: 0 }
+    let (dialect, resource) = (Dialect::VgpuManager, "nvidia.com/vgpu-number");
+    Need { dialect, resource, places, cores, memory, priority, milli_tflops: 0 }
 }
 
 fn pod(containers: Vec<Need>) -> PodNeeds {

@@ -23,9 +23,9 @@ use session::taken::{Changed, Took, wait_until_taken};
 
 use crate::NodeError;
 use crate::amounts::Part;
-use crate::hidden::{Hidden, Taken, hidden};
+use crate::hidden::{Hidden, InUse, Taken, hidden};
 use crate::identity::{Containers, Holder};
-use crate::pool::{Allocation, AllocationKey, Pool};
+use crate::pool::{Allocation, AllocationKey, Pool, UnitId};
 use tokio::sync::watch;
 
 const LOCK: &str = ".lock";
@@ -60,7 +60,7 @@ pub(crate) struct Allocations {
     drafts: AtomicU64,
     table: Mutex<BTreeMap<AllocationKey, Entry>>,
     /// Ids of cores and memory that the kubelet has given out.
-    in_use: Mutex<BTreeMap<&'static str, BTreeSet<String>>>,
+    in_use: Mutex<InUse>,
     /// Counts changes of both.
     changes: watch::Sender<u64>,
 }
@@ -450,6 +450,16 @@ impl Allocations {
         }
     }
 
+    /// The kubelet has given out these ids of cores and memory. Returns whether these are others than before.
+    fn are_in_use(&self, now: &InUse) -> bool {
+        let mut before = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = *before != *now;
+        if differs {
+            before.clone_from(now);
+        }
+        differs
+    }
+
     /// Removes the allocations of containers that have ended. `mounted` tells which of these some process still sees: a
     /// kubelet that has just started may not list what runs.
     pub(crate) fn remove_ended(
@@ -458,15 +468,19 @@ impl Allocations {
         asked: Instant,
         mounted: impl FnOnce(&[AllocationKey]) -> BTreeSet<AllocationKey>,
     ) -> io::Result<Vec<AllocationKey>> {
-        *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = listed.in_use().clone();
-        self.has_changed();
+        let mut has_changed = self.are_in_use(listed.in_use());
         let mut candidates = Vec::new();
         for (key, entry) in self.table().iter_mut() {
+            let was_missing = entry.missing.is_some();
             if listed.have_any(&entry.ids) {
                 (entry.listed, entry.missing) = (true, None);
             } else if entry.is_over(asked) {
                 candidates.push((key.clone(), entry.last_touched()));
             }
+            has_changed |= was_missing != entry.missing.is_some();
+        }
+        if has_changed {
+            self.has_changed();
         }
         if candidates.is_empty() {
             return Ok(Vec::new());
@@ -515,7 +529,8 @@ impl Entry {
     fn taken(&self) -> Taken {
         // The kubelet may have freed the ids of what it lists no more: these are not counted against it twice.
         let shares = if self.missing.is_none() { self.shares.clone() } else { Vec::new() };
-        Taken { resource: self.resource.clone(), places: self.ids.clone(), shares }
+        let places = self.ids.iter().filter_map(|id| UnitId::read(id)).collect();
+        Taken { resource: self.resource.clone(), places, shares }
     }
 
     fn last_touched(&self) -> Instant {

@@ -181,7 +181,8 @@ mod tests {
         scaling: Scaling,
     ) -> Part {
         let (dialect, priority) = (Dialect::VgpuManager, Priority::High);
-        let need = Need { dialect, places: 1, cores, memory, priority, milli_tflops: 0 };
+        let resource = "nvidia.com/vgpu-number";
+        let need = Need { dialect, resource, places: 1, cores, memory, priority, milli_tflops: 0 };
         part(&Wish::Said { need, claims, policy }, &GPU, &pool(scaling)).unwrap()
     }
 
@@ -190,6 +191,7 @@ mod tests {
         let of = |cores, policy| {
             let (dialect, priority) = (Dialect::Hami, Priority::Low);
             let need = Need {
+                resource: "nvidia.com/vgpu-number",
                 dialect,
                 places: 1,
                 cores,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api_server::{CallError, ConnectError, answered, insisted, watched};
 use dialects::pods::{self, has_ended, is_allocating};
-use dialects::{Dialect, PodClaims};
+use dialects::{Dialect, PodClaims, Resource as Counted};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Container, Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -165,8 +165,8 @@ impl Cluster {
 
     /// The GPUs that a scheduler has claimed for the container which is likely to be next: with so many places, of the
     /// pods that are being allocated. That it was this one is checked when its ids are known to be its.
-    pub(crate) async fn claimed(&self, dialect: Dialect, count: usize) -> Vec<GpuId> {
-        if let Some(found) = self.next_of(&self.pods.state(), dialect, count) {
+    pub(crate) async fn claimed(&self, resource: &Counted, count: usize) -> Vec<GpuId> {
+        if let Some(found) = self.next_of(&self.pods.state(), resource, count) {
             return found;
         }
         // The kubelet may have heard of the pod before this program has.
@@ -174,10 +174,11 @@ impl Cluster {
         let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
         let Ok(listed) = answered(LISTS_WITHIN, pods.list(&own)).await else { return Vec::new() };
         let listed: Vec<Arc<Pod>> = listed.items.into_iter().map(Arc::new).collect();
-        self.next_of(&listed, dialect, count).unwrap_or_default()
+        self.next_of(&listed, resource, count).unwrap_or_default()
     }
 
-    fn next_of(&self, pods: &[Arc<Pod>], dialect: Dialect, count: usize) -> Option<Vec<GpuId>> {
+    fn next_of(&self, pods: &[Arc<Pod>], resource: &Counted, count: usize) -> Option<Vec<GpuId>> {
+        let dialect = resource.dialect;
         let names = dialect.annotations();
         let time = |pod: &Pod| -> u64 {
             let said = names.time.and_then(|name| pods::annotation(pod, name));
@@ -194,7 +195,7 @@ impl Cluster {
                 let own = claims.of(&container.name).unwrap_or_default();
                 // By which number the kubelet asks. Of vgpu.rs it is the pod's own.
                 let is_it = match dialect {
-                    Dialect::VgpuRs => !own.is_empty() && asks_for(pod, container, dialect, count),
+                    Dialect::VgpuRs => !own.is_empty() && asks_for(pod, container, resource, count),
                     _ => own.len() == count,
                 };
                 if is_it && told.insert((uid.to_owned(), container.name.clone())) {
@@ -381,9 +382,11 @@ impl Cluster {
 }
 
 /// Whether a container asks for so many ids.
-fn asks_for(pod: &Pod, container: &Container, dialect: Dialect, count: usize) -> bool {
-    let need = pods::need(pod, container, &[dialect]).ok().flatten();
-    need.is_some_and(|need| usize::try_from(need.places) == Ok(count))
+fn asks_for(pod: &Pod, container: &Container, resource: &Counted, count: usize) -> bool {
+    let need = pods::need(pod, container, &[resource.dialect]).ok().flatten();
+    need.is_some_and(|need| {
+        need.resource == resource.name && usize::try_from(need.places) == Ok(count)
+    })
 }
 
 /// Writes what a scheduler or a controller waits for: also after a time without an API server.

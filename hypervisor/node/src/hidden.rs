@@ -11,17 +11,20 @@ use dialects::table::RESOURCES;
 use dialects::{Counts, Resource, Share};
 use limits::GpuId;
 
-use crate::pool::Pool;
+use crate::pool::{Pool, UnitId};
 
-/// The hidden ids of each resource.
-pub(crate) type Hidden = BTreeMap<&'static str, BTreeSet<String>>;
+/// The hidden ids of each resource, in their order and each once. These may be tens of thousands, made anew at each change.
+pub(crate) type Hidden = BTreeMap<&'static str, Vec<UnitId>>;
+
+/// Ids of cores and memory, by resource.
+pub(crate) type InUse = BTreeMap<&'static str, BTreeSet<UnitId>>;
 
 /// A container that has something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// By whose name it has its places.
     pub(crate) resource: String,
-    pub(crate) places: BTreeSet<String>,
+    pub(crate) places: BTreeSet<UnitId>,
     /// How much of its GPUs, as far as that is known.
     pub(crate) shares: Vec<(GpuId, Share)>,
 }
@@ -31,7 +34,7 @@ pub(crate) fn hidden(
     pool: &Pool,
     resources: &[Resource],
     taken: &[Taken],
-    in_use: &BTreeMap<&'static str, BTreeSet<String>>,
+    in_use: &InUse,
 ) -> Hidden {
     let none = BTreeSet::new();
     let full = without_memory(pool, taken);
@@ -39,23 +42,22 @@ pub(crate) fn hidden(
         if resource.counts.is_place() {
             let (own, others): (Vec<&Taken>, Vec<&Taken>) =
                 taken.iter().partition(|one| one.resource == resource.name);
-            let is_own = |id: &String| own.iter().any(|one| one.places.contains(id));
-            let ids = pool.ids(resource.counts);
-            let left = ids.filter(|(id, _)| full.contains(&id.gpu)).map(|(id, _)| id.to_string());
+            let is_own = |id: &UnitId| own.iter().any(|one| one.places.contains(id));
+            let left = full.iter().flat_map(|gpu| pool.ids_of(*gpu, resource.counts));
             let left = left.filter(|id| !is_own(id));
             // An index takes nobody's place.
             let is_index = |one: &&&Taken| {
-                RESOURCES.iter().any(|row| row.name == one.resource && row.counts == Counts::Index)
+                RESOURCES.iter().any(|row| row.name == one.resource && row.counts.is_index())
             };
             let places = resource.counts == Counts::Places;
             let taken = others.iter().filter(|one| places && !is_index(one));
-            return taken.flat_map(|one| one.places.iter().cloned()).chain(left).collect();
+            return ordered(taken.flat_map(|one| one.places.iter().copied()).chain(left).collect());
         }
         let used = in_use.get(resource.name).unwrap_or(&none);
         units(pool, resource.counts, taken, used)
     };
     let all = resources.iter().map(|resource| (resource.name, of(resource)));
-    all.filter(|(_, ids): &(_, BTreeSet<String>)| !ids.is_empty()).collect()
+    all.filter(|(_, ids): &(_, Vec<UnitId>)| !ids.is_empty()).collect()
 }
 
 /// The GPUs whose memory is promised in full.
@@ -71,12 +73,8 @@ fn without_memory(pool: &Pool, taken: &[Taken]) -> BTreeSet<GpuId> {
     pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect()
 }
 
-fn units(
-    pool: &Pool,
-    counts: Counts,
-    taken: &[Taken],
-    used: &BTreeSet<String>,
-) -> BTreeSet<String> {
+/// As many as containers have and the kubelet does not know of. Only these are looked at: a node has tens of thousands.
+fn units(pool: &Pool, counts: Counts, taken: &[Taken], used: &BTreeSet<UnitId>) -> Vec<UnitId> {
     let factor = u64::from(pool.memory_factor().get());
     let mut on: BTreeMap<GpuId, u64> = BTreeMap::new();
     for (gpu, share) in taken.iter().flat_map(|one| &one.shares) {
@@ -91,15 +89,18 @@ fn units(
     let sum = on.values().fold(0_u64, |sum, units| sum.saturating_add(*units));
     let missing = usize::try_from(sum.saturating_sub(used_count)).unwrap_or(usize::MAX);
     if missing == 0 {
-        return BTreeSet::new();
+        return Vec::new();
     }
-    let mut free: Vec<(GpuId, String)> = pool
-        .ids(counts)
-        .map(|(id, _)| (id.gpu, id.to_string()))
-        .filter(|(_, id)| !used.contains(id))
-        .collect();
-    free.sort_by_key(|(gpu, _)| Reverse(on.get(gpu).copied().unwrap_or_default()));
-    free.into_iter().take(missing).map(|(_, id)| id).collect()
+    let mut gpus: Vec<GpuId> = pool.gpus().iter().map(|gpu| gpu.id).collect();
+    gpus.sort_by_key(|gpu| Reverse(on.get(gpu).copied().unwrap_or_default()));
+    let free = gpus.iter().flat_map(|gpu| pool.ids_of(*gpu, counts));
+    ordered(free.filter(|id| !used.contains(id)).take(missing).collect())
+}
+
+fn ordered(mut ids: Vec<UnitId>) -> Vec<UnitId> {
+    ids.sort();
+    ids.dedup();
+    ids
 }
 
 #[cfg(test)]
@@ -113,6 +114,10 @@ mod tests {
 
     fn gpu(number: u8) -> GpuId {
         GpuId::from_bytes([number; 16])
+    }
+
+    fn id(text: impl std::fmt::Display) -> UnitId {
+        UnitId::read(&format!("{}::{text}", gpu(0))).unwrap()
     }
 
     fn pool() -> Pool {
@@ -134,18 +139,18 @@ mod tests {
     fn taken(resource: &str, place: u32, cores: u64, memory_mib: u64) -> Taken {
         Taken {
             resource: resource.to_owned(),
-            places: [format!("{}::{place}", gpu(0))].into(),
+            places: [id(place)].into(),
             shares: vec![(gpu(0), Share { cores, memory_mib })],
         }
     }
 
     #[test]
     fn what_one_dialect_has_is_gone_for_the_others() {
-        let own: BTreeSet<String> = (0..30).map(|at| format!("{}::c{at}", gpu(0))).collect();
+        let own: BTreeSet<UnitId> = (0..30).map(|at| id(format!("c{at}"))).collect();
         let in_use = [("nvidia.com/vgpu-cores", own.clone())].into();
         let taken = [taken("nvidia.com/vgpu-number", 2, 30, 505)];
         let found = hidden(&pool(), &resources(), &taken, &in_use);
-        let place = BTreeSet::from([format!("{}::2", gpu(0))]);
+        let place = vec![id(2)];
         assert_eq!(found.get("nvidia.com/vgpu-number"), None);
         assert_eq!(found["volcano.sh/vgpu-number"], place);
         assert_eq!(found["nvidia.com/gpu"], place);
@@ -154,9 +159,7 @@ mod tests {
         assert_eq!(found["volcano.sh/vgpu-cores"].len(), 30);
         assert_eq!(found["volcano.sh/vgpu-memory"].len(), 51);
         assert_eq!(found["nvidia.com/vgpu-memory"].len(), 51);
-        assert!(
-            found["volcano.sh/vgpu-cores"].iter().all(|id| id.starts_with(&gpu(0).to_string()))
-        );
+        assert!(found["volcano.sh/vgpu-cores"].iter().all(|id| id.gpu == gpu(0)));
         assert_eq!(hidden(&pool(), &resources(), &[], &in_use), Hidden::new());
     }
 
@@ -164,12 +167,11 @@ mod tests {
     fn a_gpu_without_memory_has_no_places_left() {
         let whole = [taken("nvidia.com/vgpu-number", 2, 100, 1000)];
         let found = hidden(&pool(), &resources(), &whole, &BTreeMap::new());
-        let ids =
-            |all: &[u32]| all.iter().map(|at| format!("{}::{at}", gpu(0))).collect::<BTreeSet<_>>();
+        let ids = |all: &[u32]| all.iter().map(id).collect::<Vec<_>>();
         assert_eq!(found["nvidia.com/vgpu-number"], ids(&[0, 1, 3]));
         assert_eq!(found["nvidia.com/gpu"], ids(&[0, 1, 2, 3]));
         assert_eq!(found["tensor-fusion.ai/index"].len(), 2048);
-        assert!(found["tensor-fusion.ai/index"].contains(&format!("{}::i2047", gpu(0))));
+        assert!(found["tensor-fusion.ai/index"].contains(&id("i2047")));
         let nearly = [taken("nvidia.com/vgpu-number", 2, 100, 999)];
         let found = hidden(&pool(), &resources(), &nearly, &BTreeMap::new());
         assert_eq!(found.get("nvidia.com/vgpu-number"), None);
@@ -177,8 +179,8 @@ mod tests {
 
     #[test]
     fn an_index_takes_no_place_and_what_it_has_is_gone() {
-        let id = format!("{}::i5", gpu(0));
-        let half = Taken { places: [id].into(), ..taken("tensor-fusion.ai/index", 0, 50, 500) };
+        let half =
+            Taken { places: [id("i5")].into(), ..taken("tensor-fusion.ai/index", 0, 50, 500) };
         let found = hidden(&pool(), &resources(), &[half], &BTreeMap::new());
         assert_eq!(found.get("nvidia.com/vgpu-number"), None);
         assert_eq!(found.get("tensor-fusion.ai/index"), None);
@@ -198,23 +200,23 @@ mod tests {
                 let name = if *volcano { "volcano.sh/vgpu-number" } else { "nvidia.com/vgpu-number" };
                 taken(name, place, *cores, memory / 10 * 10)
             }).collect();
-            let mut in_use: BTreeMap<&'static str, BTreeSet<String>> = BTreeMap::new();
+            let mut in_use = InUse::new();
             let sum = |volcano: bool| -> u64 {
                 containers.iter().filter(|one| one.0 == volcano).map(|one| one.1).sum()
             };
             if known {
                 for (name, volcano) in [("volcano.sh/vgpu-cores", true), ("nvidia.com/vgpu-cores", false)] {
-                    in_use.insert(name, (0..sum(volcano)).map(|at| format!("{}::c{at}", gpu(1))).collect());
+                    in_use.insert(name, (0..sum(volcano)).map(|at| id(format!("c{at}"))).collect());
                 }
             }
             let hidden = hidden(&pool, &resources, &all, &in_use);
             for resource in resources.iter().filter(|row| row.counts == Counts::Cores) {
-                let gone = hidden.get(resource.name).map_or(0, BTreeSet::len);
+                let gone = hidden.get(resource.name).map_or(0, Vec::len);
                 let own = in_use.get(resource.name).map_or(0, BTreeSet::len);
                 let all = usize::try_from(sum(true) + sum(false)).unwrap();
                 prop_assert_eq!(200 - gone - own, 200 - all);
                 if let (Some(hidden), Some(own)) = (hidden.get(resource.name), in_use.get(resource.name)) {
-                    prop_assert!(hidden.is_disjoint(own));
+                    prop_assert!(hidden.iter().all(|id| !own.contains(id)));
                 }
             }
         }

@@ -1,8 +1,10 @@
 //! Whose an allocation is: the container that the kubelet lists with the same ids. No I/O, and nothing by order or time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
+use crate::hidden::InUse;
+use crate::pool::UnitId;
 use crate::proto::pod_resources::PodResources;
 use dialects::{Counts, Resource};
 
@@ -39,8 +41,10 @@ pub(crate) struct Listed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Containers {
     listed: Vec<Listed>,
+    /// Which of them are listed with a place.
+    by_place: HashMap<String, Vec<usize>>,
     /// The ids of cores and memory that are in use, by resource.
-    in_use: BTreeMap<&'static str, BTreeSet<String>>,
+    in_use: InUse,
 }
 
 /// What cannot be, since the kubelet gives an id to one container at a time.
@@ -56,7 +60,8 @@ impl Containers {
     /// Those that have places by these resources.
     pub(crate) fn of(pods: &[PodResources], resources: &[Resource]) -> Self {
         let mut listed = Vec::new();
-        let mut in_use: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
+        let mut by_place: HashMap<String, Vec<usize>> = HashMap::new();
+        let mut in_use = InUse::new();
         for pod in pods {
             for container in &pod.containers {
                 // A resource may be told in several parts.
@@ -70,7 +75,7 @@ impl Containers {
                         in_use
                             .entry(resource.name)
                             .or_default()
-                            .extend(part.device_ids.iter().cloned());
+                            .extend(part.device_ids.iter().filter_map(|id| UnitId::read(id)));
                     }
                 }
                 let count = |counts| {
@@ -78,10 +83,14 @@ impl Containers {
                     u64::try_from(found).unwrap_or(u64::MAX)
                 };
                 let asked = Asked { cores: count(Counts::Cores), memory: count(Counts::Memory) };
-                let places = [Counts::Places, Counts::Index].iter().filter_map(|one| ids.get(one));
-                let places: BTreeSet<String> = places.flatten().map(|&id| id.to_owned()).collect();
+                let places = ids.iter().filter(|(counts, _)| counts.is_place());
+                let places: BTreeSet<String> =
+                    places.flat_map(|(_, ids)| ids).map(|&id| id.to_owned()).collect();
                 if places.is_empty() {
                     continue;
+                }
+                for place in &places {
+                    by_place.entry(place.clone()).or_default().push(listed.len());
                 }
                 listed.push(Listed {
                     holder: Holder {
@@ -94,7 +103,7 @@ impl Containers {
                 });
             }
         }
-        Self { listed, in_use }
+        Self { listed, by_place, in_use }
     }
 
     /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no
@@ -102,7 +111,9 @@ impl Containers {
     pub(crate) fn whose(&self, ids: &BTreeSet<String>) -> Result<Option<&Listed>, Mismatch> {
         let mut exact: Option<&Listed> = None;
         let mut parts: Option<&Listed> = None;
-        for listed in self.listed.iter().filter(|listed| !listed.places.is_disjoint(ids)) {
+        let with_any = ids.iter().filter_map(|id| self.by_place.get(id)).flatten();
+        let with_any: BTreeSet<usize> = with_any.copied().collect();
+        for listed in with_any.into_iter().filter_map(|at| self.listed.get(at)) {
             let of =
                 |other: &Listed| (Box::new(other.holder.clone()), Box::new(listed.holder.clone()));
             if let Some((one, other)) = exact.map(of) {
@@ -132,13 +143,13 @@ impl Containers {
     }
 
     /// The ids of cores and memory that are in use, by resource.
-    pub(crate) fn in_use(&self) -> &BTreeMap<&'static str, BTreeSet<String>> {
+    pub(crate) fn in_use(&self) -> &InUse {
         &self.in_use
     }
 
     /// Whether any container is listed with any of these ids.
     pub(crate) fn have_any(&self, ids: &BTreeSet<String>) -> bool {
-        self.listed.iter().any(|listed| !listed.places.is_disjoint(ids))
+        ids.iter().any(|id| self.by_place.contains_key(id))
     }
 }
 

@@ -198,7 +198,9 @@ mod tests {
         let pool = Pool::new(vec![gpu.clone()], 4.try_into().unwrap(), 1.try_into().unwrap());
         let memory = MemoryNeed::Units(1024);
         let (dialect, priority) = (Dialect::VgpuManager, Priority::High);
-        let need = Need { dialect, places: 1, cores: 10, memory, priority, milli_tflops: 0 };
+        let resource = "nvidia.com/vgpu-number";
+        let need =
+            Need { dialect, resource, places: 1, cores: 10, memory, priority, milli_tflops: 0 };
         let wish = Wish::Said { need, claims: vec![], policy: Policy::Fixed };
         let of = |cores, memory_mib| {
             let change = Change { cores, memory_mib };

@@ -6,11 +6,14 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use limits::GpuId;
 use session::allocation::{FOLDER, SESSION};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::allocations::{AllocateError, Allocations, Waiting};
@@ -19,7 +22,7 @@ use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
-use crate::pool::{Allocation, Pool, PoolError};
+use crate::pool::{Allocation, Pool, PoolError, UnitId};
 use crate::proto::device_plugin_server::DevicePlugin;
 use crate::proto::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
@@ -30,6 +33,8 @@ use crate::proto::{
 use crate::resolver::{Resolver, Settled, Undecided};
 use dialects::Resource;
 
+/// The least time between two lists of one resource: each has all ids, and a kubelet reads all of it.
+const LISTS_APART: Duration = Duration::from_millis(250);
 /// What NVIDIA's CDI file calls a GPU.
 const CDI: &str = "nvidia.com/gpu";
 /// For NVIDIA's container runtime: others bring the devices.
@@ -102,12 +107,17 @@ impl Offer {
 
     fn list(&self, pool: &Pool, hidden: &Hidden) -> ListAndWatchResponse {
         let hidden = hidden.get(self.resource.name);
-        let is_hidden = |id: &str| hidden.is_some_and(|ids| ids.contains(id));
-        let device = |(id, healthy): (crate::pool::UnitId, bool)| {
-            let id = id.to_string();
+        let is_hidden = |id: &UnitId| hidden.is_some_and(|ids| ids.binary_search(id).is_ok());
+        // There are tens of thousands, of few GPUs.
+        let mut written: Option<(GpuId, String)> = None;
+        let device = |(id, healthy): (UnitId, bool)| {
+            let (_, gpu) = match &mut written {
+                Some(known) if known.0 == id.gpu => known,
+                other => other.insert((id.gpu, id.gpu.to_string())),
+            };
             let is_there = healthy && !is_hidden(&id);
             let health = if is_there { HEALTHY } else { UNHEALTHY }.to_owned();
-            Device { id, health, topology: None }
+            Device { id: id.written(gpu), health, topology: None }
         };
         ListAndWatchResponse { devices: pool.ids(self.resource.counts).map(device).collect() }
     }
@@ -202,6 +212,55 @@ impl Drop for OneWatched {
     }
 }
 
+/// A list that is being watched.
+struct Watching {
+    offer: Offer,
+    pool: watch::Receiver<Arc<Pool>>,
+    hidden: watch::Receiver<Arc<Hidden>>,
+    over: watch::Receiver<()>,
+    /// What has been told, and when.
+    told: Option<(Arc<Pool>, Arc<Hidden>, Instant)>,
+    _watched: OneWatched,
+}
+
+impl Watching {
+    /// What is hidden of other resources is no news here.
+    fn is_told(&self, pool: &Arc<Pool>, hidden: &Hidden) -> bool {
+        let name = self.offer.resource.name;
+        self.told.as_ref().is_some_and(|(known, before, _)| {
+            Arc::ptr_eq(known, pool) && before.get(name) == hidden.get(name)
+        })
+    }
+
+    /// The list, when it is another one than before. `None`: there will be none.
+    async fn next(&mut self) -> Option<ListAndWatchResponse> {
+        loop {
+            let pool = Arc::clone(&self.pool.borrow_and_update());
+            let hidden = Arc::clone(&self.hidden.borrow_and_update());
+            if self.is_told(&pool, &hidden) {
+                tokio::select! {
+                    _ = self.over.changed() => return None,
+                    changed = self.pool.changed() => changed.ok()?,
+                    changed = self.hidden.changed() => changed.ok()?,
+                }
+                continue;
+            }
+            let due = self.told.as_ref().map(|(.., told)| *told + LISTS_APART);
+            if let Some(due) = due.filter(|due| *due > Instant::now()) {
+                tokio::select! {
+                    _ = self.over.changed() => return None,
+                    () = tokio::time::sleep_until(due) => {}
+                }
+                // By then there may be more.
+                continue;
+            }
+            let list = self.offer.list(&pool, &hidden);
+            self.told = Some((pool, hidden, Instant::now()));
+            return Some(list);
+        }
+    }
+}
+
 /// The service on one socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
@@ -243,20 +302,19 @@ impl DevicePlugin for Plugin {
 
     /// All ids at once, and again whenever something has changed.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
-        let mut pool = self.offer.pool.clone();
-        pool.mark_changed();
-        let hidden = self.offer.hidden.clone();
-        let state = (self.offer.clone(), pool, hidden, self.over.clone(), self.watched.one_more());
-        let lists = unfold(state, |(offer, mut pool, mut hidden, mut over, watched)| async move {
-            tokio::select! {
-                _ = over.changed() => return None,
-                changed = pool.changed() => changed.ok()?,
-                changed = hidden.changed() => changed.ok()?,
-            }
-            let now = Arc::clone(&pool.borrow_and_update());
-            let list = offer.list(&now, &hidden.borrow_and_update());
-            Some((Ok(list), (offer, pool, hidden, over, watched)))
-        });
+        let watching = Watching {
+            offer: self.offer.clone(),
+            pool: self.offer.pool.clone(),
+            hidden: self.offer.hidden.clone(),
+            over: self.over.clone(),
+            told: None,
+            _watched: self.watched.one_more(),
+        };
+        let lists =
+            unfold(
+                watching,
+                |mut watching| async move { Some((Ok(watching.next().await?), watching)) },
+            );
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -270,7 +328,7 @@ impl DevicePlugin for Plugin {
         for request in &request.get_ref().container_requests {
             let count = usize::try_from(request.allocation_size).unwrap_or_default();
             let claimed = match &self.offer.resolver.cluster {
-                Some(cluster) => cluster.claimed(resource.dialect, count).await,
+                Some(cluster) => cluster.claimed(resource, count).await,
                 None => Vec::new(),
             };
             let hidden = Arc::clone(&self.offer.hidden.borrow());
@@ -278,7 +336,10 @@ impl DevicePlugin for Plugin {
             let available = request.available_device_i_ds.iter();
             // The kubelet may not have heard of it yet.
             let available: Vec<String> = available
-                .filter(|id| hidden.is_none_or(|ids| !ids.contains(*id)))
+                .filter(|id| match (hidden, UnitId::read(id)) {
+                    (Some(hidden), Some(id)) => hidden.binary_search(&id).is_err(),
+                    _ => true,
+                })
                 .cloned()
                 .collect();
             let must = &request.must_include_device_i_ds;

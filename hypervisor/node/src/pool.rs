@@ -1,7 +1,7 @@
 //! One pool of GPUs, whatever the names are under which pods ask. No I/O and no clock.
 //!
 //! An id belongs to a GPU and counts one thing on it: `GPU-…::3` is a place, `GPU-…::c3` a core, `GPU-…::m3` a unit
-//! of memory; `GPU-…::i3` counts nothing. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
+//! of memory; `GPU-…::i3` and `GPU-…::i15-3` count nothing. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
 //! allocation.
 
 use core::cmp::Reverse;
@@ -21,6 +21,8 @@ use dialects::{CORES, Claim, Counts, Resource, Share};
 const MOST_MESSAGE: u64 = 4 << 20;
 /// How many ids a GPU has that count nothing. vgpu.rs's pods ask for 1 to 512 of them.
 const INDICES: u64 = 2048;
+/// The same of a sixteenth of the numbers: enough for eight pods that ask for 1 to 8 of them.
+const INDICES_OF_PART: u64 = 36;
 /// What a device is in such a message beside its id: its health, tags and lengths.
 const BESIDE_ID: u64 = 16;
 
@@ -49,12 +51,16 @@ pub struct UnitId {
 }
 
 impl UnitId {
-    fn read(text: &str) -> Option<Self> {
+    /// The one that is written so.
+    pub(crate) fn read(text: &str) -> Option<Self> {
         let (gpu, rest) = text.split_once("::")?;
         let (counts, digits) = match rest.as_bytes().first()? {
             b'c' => (Counts::Cores, &rest[1..]),
             b'm' => (Counts::Memory, &rest[1..]),
-            b'i' => (Counts::Index, &rest[1..]),
+            b'i' => match rest[1..].split_once('-') {
+                Some((part, digits)) => (Counts::IndexPart(part.parse().ok()?), digits),
+                None => (Counts::Index, &rest[1..]),
+            },
             _ => (Counts::Places, rest),
         };
         let id = Self { gpu: gpu.parse().ok()?, counts, number: digits.parse().ok()? };
@@ -63,15 +69,23 @@ impl UnitId {
     }
 }
 
+impl UnitId {
+    /// As a text, where its GPU's is known.
+    pub(crate) fn written(self, gpu: &str) -> String {
+        let number = self.number;
+        match self.counts {
+            Counts::Places => format!("{gpu}::{number}"),
+            Counts::Cores => format!("{gpu}::c{number}"),
+            Counts::Memory => format!("{gpu}::m{number}"),
+            Counts::Index => format!("{gpu}::i{number}"),
+            Counts::IndexPart(part) => format!("{gpu}::i{part}-{number}"),
+        }
+    }
+}
+
 impl fmt::Display for UnitId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let letter = match self.counts {
-            Counts::Places => "",
-            Counts::Cores => "c",
-            Counts::Memory => "m",
-            Counts::Index => "i",
-        };
-        write!(f, "{}::{letter}{}", self.gpu, self.number)
+        f.write_str(&self.written(&self.gpu.to_string()))
     }
 }
 
@@ -297,6 +311,7 @@ impl Pool {
         match counts {
             Counts::Places => u64::from(self.split.get()),
             Counts::Index => INDICES,
+            Counts::IndexPart(_) => INDICES_OF_PART,
             Counts::Cores => self.total(gpu).cores,
             Counts::Memory => self.total(gpu).memory_mib / u64::from(self.memory_factor.get()),
         }
@@ -327,7 +342,7 @@ impl Pool {
         }
         let gpus = u64::try_from(self.gpus.len()).unwrap_or(u64::MAX);
         Err(match counts {
-            Counts::Places | Counts::Cores | Counts::Index => {
+            Counts::Places | Counts::Cores | Counts::Index | Counts::IndexPart(_) => {
                 PoolError::SplitTooFine { resource: name, ids, split: most / gpus }
             }
             Counts::Memory => {
@@ -343,6 +358,13 @@ impl Pool {
             let id = move |number| (UnitId { gpu: gpu.id, counts, number }, gpu.healthy);
             (0..self.units(gpu, counts)).map(id)
         })
+    }
+
+    /// Those of one GPU.
+    pub(crate) fn ids_of(&self, id: GpuId, counts: Counts) -> impl Iterator<Item = UnitId> {
+        let units =
+            self.gpus.iter().find(|gpu| gpu.id == id).map_or(0, |gpu| self.units(gpu, counts));
+        (0..units).map(move |number| UnitId { gpu: id, counts, number })
     }
 
     /// The id of this text, if it is offered.
@@ -416,7 +438,7 @@ impl Pool {
         let place = |gpu: &GpuId| self.gpus.iter().position(|one| one.id == *gpu);
         let mut order: Vec<(GpuId, BTreeSet<UnitId>)> = free.into_iter().collect();
         order.sort_by_key(|(gpu, ids)| (!claimed.contains(gpu), Reverse(ids.len()), place(gpu)));
-        if resource.counts == Counts::Index {
+        if resource.counts.is_index() {
             let is_anywhere = claimed.is_empty() && on.is_empty();
             order.retain(|(gpu, _)| is_anywhere || claimed.contains(gpu) || on.contains(gpu));
             order.truncate(claimed.len().max(1));

@@ -121,8 +121,9 @@ fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) ->
         })
     };
     let devices: Vec<ExplainedDevice> = known.uuids().into_iter().filter_map(device).collect();
+    let called = choice::called(node, known);
     let reasons = reasons(&Known {
-        name: &known.name,
+        name: called.as_deref().unwrap_or(&known.name),
         process: process.as_ref(),
         frozen: known.state == SessionState::Frozen,
         has_daemon: true,

@@ -8,13 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
+use node::Options;
 use node::proto::ContainerAllocateResponse;
-use serde_json::Value;
+use serde_json::{Value, json};
 use small_runtime::container;
 use small_runtime::proto::{ContainerConfig, Device, KeyValue, Mount};
 use tokio::process::Child;
 
 use super::kubelets_side::{Admitted, NUMBER, Node, with_gates};
+use super::people;
 use super::skipped::skipped;
 use super::support::{Agent, FakeKubelet, HANG, gpu, in_time, shows, until};
 
@@ -58,27 +60,33 @@ fn can_start() -> bool {
     tried.is_ok_and(|tried| tried.status.success())
 }
 
+/// A kubelet that has not started, with libraries and an image. `None`: containers cannot be started here, which is said.
+fn prepared() -> Option<FakeKubelet> {
+    if !rustix::process::geteuid().is_root() || !can_start() {
+        skipped("it needs root and namespaces");
+        return None;
+    }
+    let kubelet = FakeKubelet::in_memory();
+    for library in ["libcuda_limiter.so", "libadd_path.so"] {
+        fs::copy(built(library), kubelet.path().join("library").join(library)).unwrap();
+    }
+    let image = kubelet.path().join("image");
+    fs::create_dir_all(image.join("shared")).unwrap();
+    for (from, to) in [
+        ("tenant", "tenant"),
+        ("sluice", "sluice"),
+        ("libfake_cuda.so", "libcuda.so.1"),
+        ("libfake_nvml.so", "libnvidia-ml.so.1"),
+    ] {
+        fs::copy(built(from), image.join(to)).unwrap();
+    }
+    Some(kubelet)
+}
+
 impl Cluster {
     /// `None`: containers cannot be started here, which is said.
     pub(crate) async fn start() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !can_start() {
-            skipped("it needs root and namespaces");
-            return None;
-        }
-        let mut kubelet = FakeKubelet::in_memory();
-        for library in ["libcuda_limiter.so", "libadd_path.so"] {
-            fs::copy(built(library), kubelet.path().join("library").join(library)).unwrap();
-        }
-        let image = kubelet.path().join("image");
-        fs::create_dir_all(image.join("shared")).unwrap();
-        for (from, to) in [
-            ("tenant", "tenant"),
-            ("sluice", "sluice"),
-            ("libfake_cuda.so", "libcuda.so.1"),
-            ("libfake_nvml.so", "libnvidia-ml.so.1"),
-        ] {
-            fs::copy(built(from), image.join(to)).unwrap();
-        }
+        let mut kubelet = prepared()?;
         kubelet.start();
         let agent = Agent::start(with_gates(kubelet.path()), shows(2));
         let node = Node::of(&mut kubelet, 2).await;
@@ -109,43 +117,55 @@ impl Cluster {
         own: &[(&str, &str)],
         words: &[&str],
     ) -> Running {
-        let mount = |host: &Path, inside: &str, readonly| Mount {
-            container_path: inside.to_owned(),
-            host_path: host.to_str().unwrap().to_owned(),
-            readonly,
-            ..Mount::default()
-        };
-        let image = self.kubelet.path().join("image");
-        let mut mounts =
-            vec![mount(&image, "/image", true), mount(&image.join("shared"), "/shared", false)];
-        mounts.extend(
-            answer
-                .mounts
-                .iter()
-                .map(|one| mount(Path::new(&one.host_path), &one.container_path, one.read_only)),
-        );
-        let devices = answer.devices.iter().map(|one| Device {
-            container_path: one.container_path.clone(),
-            host_path: one.host_path.clone(),
-            permissions: one.permissions.clone(),
-        });
-        // A kubelet puts the pod's own variables behind those of plugins.
-        let plugin = answer.envs.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let image = [("LD_LIBRARY_PATH", "/image"), ("SLUICE_FAKE_NODE", "/shared/fake-node")];
-        let all = plugin.chain(image).chain(own.iter().copied());
-        let env = |(key, value): (&str, &str)| KeyValue { key: key.into(), value: value.into() };
-        let config = ContainerConfig {
-            command: words.iter().map(|&word| word.to_owned()).collect(),
-            envs: all.map(env).collect(),
-            mounts,
-            devices: devices.collect(),
-            ..ContainerConfig::default()
-        };
-        let root = self.kubelet.path().join(format!("root-{name}"));
-        let output = self.kubelet.path().join(format!("{name}.out"));
-        let child = container::start(&config, users, &root, &output).unwrap();
-        Running { child, output }
+        run_in(self.kubelet.path(), users, answer, name, own, words)
     }
+}
+
+/// A container of the node with this folder.
+fn run_in(
+    folder: &Path,
+    users: Option<u32>,
+    answer: &ContainerAllocateResponse,
+    name: &str,
+    own: &[(&str, &str)],
+    words: &[&str],
+) -> Running {
+    let mount = |host: &Path, inside: &str, readonly| Mount {
+        container_path: inside.to_owned(),
+        host_path: host.to_str().unwrap().to_owned(),
+        readonly,
+        ..Mount::default()
+    };
+    let image = folder.join("image");
+    let mut mounts =
+        vec![mount(&image, "/image", true), mount(&image.join("shared"), "/shared", false)];
+    mounts.extend(
+        answer
+            .mounts
+            .iter()
+            .map(|one| mount(Path::new(&one.host_path), &one.container_path, one.read_only)),
+    );
+    let devices = answer.devices.iter().map(|one| Device {
+        container_path: one.container_path.clone(),
+        host_path: one.host_path.clone(),
+        permissions: one.permissions.clone(),
+    });
+    // A kubelet puts the pod's own variables behind those of plugins.
+    let plugin = answer.envs.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let image = [("LD_LIBRARY_PATH", "/image"), ("SLUICE_FAKE_NODE", "/shared/fake-node")];
+    let all = plugin.chain(image).chain(own.iter().copied());
+    let env = |(key, value): (&str, &str)| KeyValue { key: key.into(), value: value.into() };
+    let config = ContainerConfig {
+        command: words.iter().map(|&word| word.to_owned()).collect(),
+        envs: all.map(env).collect(),
+        mounts,
+        devices: devices.collect(),
+        ..ContainerConfig::default()
+    };
+    let root = folder.join(format!("root-{name}"));
+    let output = folder.join(format!("{name}.out"));
+    let child = container::start(&config, users, &root, &output).unwrap();
+    Running { child, output }
 }
 
 impl Running {
@@ -451,6 +471,28 @@ async fn the_daemon_knows(users: Option<u32>, digit: char) {
         said.contains("memory was 1024 MiB, is now 900 MiB") || said.contains("is now 900"),
         "{said}"
     );
+    // By the same name, with its figures and the limit that has just been changed.
+    // The daemon looks once a second.
+    let has_changed =
+        |top: &str| ["default/pod/main", "900.0 MiB", "10%"].iter().all(|word| top.contains(word));
+    let begun = std::time::Instant::now();
+    loop {
+        let top = sluice(&["top", "--once", "default/pod/main"]);
+        if has_changed(&top) {
+            break;
+        }
+        assert!(begun.elapsed() < HANG, "{top}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    let explained = sluice(&["explain", "default/pod/main"]);
+    let named = ["called default/pod/main", "10% fixed"];
+    assert!(named.iter().all(|word| explained.contains(word)), "{explained}");
+    for words in
+        [["top", "--once", "default/other/main"].as_slice(), &["explain", "default/other/main"]]
+    {
+        let said = sluice(words);
+        assert!(said.contains("default/other/main") && !said.contains("512.0 MiB"), "{said}");
+    }
     // Its time is the daemon's to give.
     let charged = || {
         let mut stream = UnixStream::connect(&socket).unwrap();
@@ -495,4 +537,97 @@ async fn a_container_can_neither_change_nor_see_more_than_its_own() {
         (Some(container.wanted()), Some(other.wanted()))
     );
     cluster.stop().await;
+}
+
+/// `sluice.dev/limits` holds for processes that run, within the promised time.
+#[tokio::test]
+async fn an_annotation_changes_what_running_processes_get() {
+    let Some(mut kubelet) = prepared() else { return };
+    kubelet.start();
+    let cluster = people::started(&mut kubelet, vec![people::pod("changed", &json!({}))]).await;
+    let place = format!("{}::3", gpu(0));
+    let (answer, folder) = cluster.gets(&kubelet, "changed", "default", place).await.unwrap();
+    let page = people::page(&folder);
+    assert!(people::has(&page, 10, 1 << 30));
+    // It takes what it gets, and then more of it whenever there is more.
+    let grows = "echo begun; while ! /image/tenant mem --api alloc --chunk 16MiB --cap=1200MiB | grep -q '\"granted_bytes\":1258291200'
+        do sleep 0.1; done; echo has more";
+    let running =
+        |name: &str, words: &[&str]| run_in(kubelet.path(), None, &answer, name, &[], words);
+    let dense =
+        running("dense", &["/image/tenant", "dense", "--kernel-us", "1000", "--seconds", "600"]);
+    let shared = kubelet.path().join("image/shared/fake-node");
+    until("a process has begun", || shared.exists()).await;
+    until("it is a member", || !page.summary().unwrap().processes.is_empty()).await;
+    let grows = running("grows", &["sh", "-c", grows]);
+    until("the other one has begun", || grows.said().contains("begun")).await;
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    assert!(!grows.said().contains("has more"), "{}", grows.said());
+    let begun = std::time::Instant::now();
+    let changed = json!({"sluice.dev/limits": "cores=50,memory=3GiB"});
+    cluster.server.objects.change(people::pod("changed", &changed));
+    until("the page has them", || people::has(&page, 50, 3 << 30)).await;
+    let written = begun.elapsed();
+    until("it is told", || !cluster.events("GPULimitsChanged").is_empty()).await;
+    let told = begun.elapsed();
+    println!("limits of a running pod: written after {written:.1?}, told after {told:.1?}");
+    assert!(told < std::time::Duration::from_secs(4), "{told:?}");
+    let event = cluster.events("GPULimitsChanged")[0]["note"].as_str().unwrap().to_owned();
+    assert!(event.contains("cores 10 -> 50, memory 1024 MiB -> 3072 MiB; seen by "), "{event}");
+    assert!(!event.contains("seen by 0 processes"), "{event}");
+    until("a process has what was refused before", || grows.said().contains("has more")).await;
+    drop((dense, grows));
+    cluster.agent.stop().await.unwrap();
+}
+
+/// A DaemonSet is rolled: the new version's pod may start while the old one still ends, and what runs keeps its own.
+#[tokio::test]
+async fn a_new_version_of_the_agent_leaves_running_pods_their_limits_and_library() {
+    let Some(mut kubelet) = prepared() else { return };
+    kubelet.start();
+    let versions = ["0.1.0", "0.2.0"].map(|version| kubelet.path().join("libraries").join(version));
+    let with =
+        |version: &Path| Options { library: version.to_owned(), ..with_gates(kubelet.path()) };
+    let (from, options) =
+        (kubelet.path().join("library"), versions.each_ref().map(|one| with(one)));
+    let ([first, second], root) = (options, kubelet.path().to_owned());
+    node::install(&from, &versions[0]).unwrap();
+    let old = Agent::start(first, shows(2));
+    let node = Node::of(&mut kubelet, 2).await;
+    let container = node.admit("pod", "main", 10, 1).await;
+    node.start(&container).await.unwrap();
+    let run = |answer: &ContainerAllocateResponse, name: &str, words: &[&str]| {
+        run_in(&root, None, answer, name, &[], words)
+    };
+    let again =
+        "trap 'exec /image/tenant mem --api alloc --chunk 16MiB --cap=8GiB' USR1; echo waits
+        while :; do sleep 0.05; done";
+    let running = run(&container.answer, "main", &["sh", "-c", again]);
+    until("it runs", || running.said().contains("waits")).await;
+    let mounts =
+        fs::read_to_string(format!("/proc/{}/mountinfo", running.child.id().unwrap())).unwrap();
+    assert!(mounts.contains("libraries/0.1.0"), "{mounts}");
+    // The new one comes while the old one is there: it is told so, and its DaemonSet starts it again.
+    node::install(&from, &versions[1]).unwrap();
+    let said = Agent::start(second.clone(), shows(2)).fails().await;
+    assert!(said.contains("another `hypervisor node` uses"), "{said}");
+    assert_eq!(container.written(), Some(container.wanted()));
+    old.stop().await.unwrap();
+    let new = Agent::start(second, shows(2));
+    let node = Node::of(&mut kubelet, 2).await;
+    // Longer than what has ended is kept.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!(container.written(), Some(container.wanted()));
+    let pid = rustix::process::Pid::from_raw(running.child.id().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+    let (code, said) = running.end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    // What starts now has the new one.
+    node.take(NUMBER, 1);
+    let next = node.admit("next", "main", 20, 2).await;
+    node.start(&next).await.unwrap();
+    assert!(next.answer.mounts.iter().any(|one| one.host_path.ends_with("libraries/0.2.0")));
+    let (code, said) = run(&next.answer, "next", &TAKE).end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (2048, 1536)), "{said}");
+    new.stop().await.unwrap();
 }

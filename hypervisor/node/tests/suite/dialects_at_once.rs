@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dialects::Dialect;
+use dialects::table::RESOURCES;
 use node::Options;
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, ListAndWatchResponse,
@@ -51,7 +52,7 @@ async fn what_one_dialect_takes_is_gone_for_the_others() {
     let dialects = Dialect::ALL.to_vec();
     let agent = Agent::start(Options { dialects, ..with_gates(kubelet.path()) }, shows(1));
     let mut clients = BTreeMap::new();
-    while clients.len() < 8 {
+    while clients.len() < RESOURCES.len() {
         let (request, client) = kubelet.registered().await;
         clients.insert(request.resource_name, client);
     }
@@ -84,5 +85,43 @@ async fn what_one_dialect_takes_is_gone_for_the_others() {
     kubelet.pods.end("first");
     assert!(hides(&mut cores, 0).await.is_empty());
     start(&clients[VOLCANO], &other).await.unwrap();
+    agent.stop().await.unwrap();
+}
+
+/// Each list has all ids, so a kubelet gets one when it differs, and not more than some in a second.
+#[tokio::test]
+async fn kubelets_are_told_of_what_has_changed_and_not_too_often() {
+    let mut kubelet = FakeKubelet::running();
+    let dialects = vec![Dialect::VgpuManager, Dialect::Volcano];
+    let agent = Agent::start(Options { dialects, ..with_gates(kubelet.path()) }, shows(1));
+    let mut clients = BTreeMap::new();
+    while clients.len() < 6 {
+        let (request, client) = kubelet.registered().await;
+        clients.insert(request.resource_name, client);
+    }
+    let mut own = clients[NUMBER].watch("ListAndWatch", &Empty {}).await;
+    let mut others = clients[VOLCANO].watch("ListAndWatch", &Empty {}).await;
+    assert!(hides(&mut own, 0).await.is_empty() && hides(&mut others, 0).await.is_empty());
+    let begun = std::time::Instant::now();
+    for place in 0..8 {
+        allocate(&clients[NUMBER], &ids("", place..place + 1)).await.unwrap();
+    }
+    let mut lists = 0;
+    loop {
+        let list: ListAndWatchResponse = others.next().await.unwrap();
+        lists += 1;
+        let hidden = list.devices.iter().filter(|device| device.health == UNHEALTHY);
+        if hidden.count() == 8 {
+            break;
+        }
+    }
+    let most = 1 + begun.elapsed().as_millis() / 250;
+    assert!(lists <= most, "{lists} lists in {:?}", begun.elapsed());
+    // Of its own places it knows.
+    let more = tokio::time::timeout(
+        std::time::Duration::from_millis(600),
+        own.next::<ListAndWatchResponse>(),
+    );
+    assert!(more.await.is_err(), "nothing has changed");
     agent.stop().await.unwrap();
 }

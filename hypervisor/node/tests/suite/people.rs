@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use limits::{ComputeLimit, MemoryLimit};
 use node::proto::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest, PreStartContainerRequest,
-    PreStartContainerResponse,
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
+    PreStartContainerRequest, PreStartContainerResponse,
 };
 use node::{ClusterOptions, Options};
 use poem::listener::{Listener, UnixListener};
@@ -64,6 +64,17 @@ impl Cluster {
         container: &str,
         id: String,
     ) -> Result<PathBuf, String> {
+        Ok(self.gets(kubelet, pod, container, id).await?.1)
+    }
+
+    /// The same, with what the kubelet is to do for it.
+    pub(crate) async fn gets(
+        &self,
+        kubelet: &FakeKubelet,
+        pod: &str,
+        container: &str,
+        id: String,
+    ) -> Result<(ContainerAllocateResponse, PathBuf), String> {
         let ids = vec![id];
         let one = ContainerAllocateRequest { devices_i_ds: ids.clone() };
         let request = AllocateRequest { container_requests: vec![one] };
@@ -73,8 +84,9 @@ impl Cluster {
         let started: Result<PreStartContainerResponse, _> =
             self.client.call("PreStartContainer", &request).await;
         started.map_err(|(_, said)| said.replace("%20", " "))?;
-        let key = &answer.container_responses[0].envs["SLUICE_ALLOCATION"];
-        Ok(kubelet.path().join("allocations").join(key))
+        let answer = answer.container_responses.into_iter().next().unwrap();
+        let folder = kubelet.path().join("allocations").join(&answer.envs["SLUICE_ALLOCATION"]);
+        Ok((answer, folder))
     }
 
     pub(crate) fn events(&self, reason: &str) -> Vec<Value> {

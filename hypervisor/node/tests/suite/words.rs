@@ -1,7 +1,11 @@
 //! What pods say in the words of systems that tell kubelets less.
 
+use std::collections::BTreeMap;
+
 use dialects::Dialect;
+use dialects::gates::FeatureGates;
 use dialects::registers::{self, HamiForm};
+use dialects::table::offered;
 use limits::{ComputeLimit, Limits, MemoryLimit, Priority};
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest,
@@ -21,6 +25,8 @@ pub(crate) struct Node {
     pub(crate) server: ApiServer,
     agent: Agent,
     pub(crate) client: GoClient,
+    /// Those of other resources, by name.
+    others: BTreeMap<String, GoClient>,
 }
 
 impl Node {
@@ -36,8 +42,15 @@ impl Node {
         let mut wanted = Options { cluster, dialects, memory_factor, ..options(kubelet.path()) };
         more(&mut wanted);
         let agent = Agent::start(wanted, shows(2));
-        let (_, client) = kubelet.registered().await;
-        Self { kubelet, server, agent, client }
+        let count = offered(&[dialect], &FeatureGates::default()).len();
+        let mut clients = BTreeMap::new();
+        while clients.len() < count {
+            let (request, client) = kubelet.registered().await;
+            clients.insert(request.resource_name, client);
+        }
+        // Of several the first one by name, and the others beside it.
+        let (_, client) = clients.pop_first().unwrap();
+        Self { kubelet, server, agent, client, others: clients }
     }
 
     /// Which ids the kubelet had better give to a container that asks for so many. Those before `from` are in use.
@@ -63,13 +76,24 @@ impl Node {
         ids: &[String],
         on: u8,
     ) -> Result<(Limits, OwnerSettings), String> {
+        self.start_by(&self.client, pod, resource, ids, on).await
+    }
+
+    async fn start_by(
+        &self,
+        client: &GoClient,
+        pod: &str,
+        resource: &str,
+        ids: &[String],
+        on: u8,
+    ) -> Result<(Limits, OwnerSettings), String> {
         let one = ContainerAllocateRequest { devices_i_ds: ids.to_vec() };
         let request = AllocateRequest { container_requests: vec![one] };
-        let answer: AllocateResponse = self.client.call("Allocate", &request).await.unwrap();
+        let answer: AllocateResponse = client.call("Allocate", &request).await.unwrap();
         self.kubelet.pods.give(pod, "main", resource, ids);
         let request = PreStartContainerRequest { devices_i_ds: ids.to_vec() };
         let started: Result<PreStartContainerResponse, _> =
-            self.client.call("PreStartContainer", &request).await;
+            client.call("PreStartContainer", &request).await;
         started.map_err(|(_, said)| said.replace("%20", " "))?;
         let key = &answer.container_responses[0].envs["SLUICE_ALLOCATION"];
         let folder = self.kubelet.path().join("allocations").join(key);
@@ -163,7 +187,8 @@ async fn a_pod_of_vgpu_rs_gets_its_gpus_and_what_its_annotations_say() {
     node.server.objects.put(pod("worker", &limits, &index("3")));
     let ids = node.preferred(3, 0).await.unwrap();
     let (part, settings) = node.start("worker", INDEX, &ids, 1).await.unwrap();
-    assert_eq!(part.compute, ComputeLimit::fixed(250_000));
+    let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::fixed(250_000) };
+    assert_eq!(part.compute, low);
     assert_eq!(part.memory, Some(MemoryLimit::new(GIB)));
     assert_eq!(settings.devices, Some(vec![gpu(1)]));
     assert_eq!(settings.name.as_deref(), Some("default/worker/main"));
@@ -195,5 +220,57 @@ async fn a_pod_of_vgpu_rs_gets_its_gpus_and_what_its_annotations_say() {
     assert!(said.contains("the annotation tensor-fusion.ai/vram-limit"), "{said}");
     // Nobody is told of what it has got.
     assert!(node.server.objects.written("PATCH", "/pods/").is_empty());
+    node.stop().await;
+}
+
+/// Newer versions of its operator: number N is (N - 1) % 8 + 1 of the resource `index_` and (N - 1) / 8.
+#[tokio::test]
+async fn a_pod_of_a_newer_vgpu_rs_is_known_by_one_of_sixteen_resources() {
+    let node = Node::of(Dialect::VgpuRs, |_| ()).await;
+    let on = |gpu: u8, more: Value| {
+        let mut all = json!({"tensor-fusion.ai/gpu-ids": super::support::gpu(gpu)});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    // Both ask for 3, by different names: 27 and 123.
+    let said =
+        on(0, json!({"tensor-fusion.ai/qos": "critical", "tensor-fusion.ai/isolation": "hard"}));
+    node.server.objects.put(pod("one", &said, &json!({"tensor-fusion.ai/index_3": "3"})));
+    node.server.objects.put(pod(
+        "other",
+        &on(1, json!({})),
+        &json!({"tensor-fusion.ai/index_f": "3"}),
+    ));
+    for (pod, name, part, at) in [("other", "index_f", 15, 1), ("one", "index_3", 3, 0)] {
+        let resource = format!("tensor-fusion.ai/{name}");
+        let client = &node.others[&resource];
+        let ids = (0..2)
+            .flat_map(|number| (0..36).map(move |id| format!("{}::i{part}-{id}", gpu(number))));
+        let one = ContainerPreferredAllocationRequest {
+            available_device_i_ds: ids.collect(),
+            must_include_device_i_ds: vec![],
+            allocation_size: 3,
+        };
+        let request = PreferredAllocationRequest { container_requests: vec![one] };
+        let answer: PreferredAllocationResponse =
+            client.call("GetPreferredAllocation", &request).await.unwrap();
+        let ids = answer.container_responses[0].device_i_ds.clone();
+        assert!(
+            ids.len() == 3 && ids.iter().all(|id| id.starts_with(&gpu(at).to_string())),
+            "{ids:?}"
+        );
+        let (limits, settings) = node.start_by(client, pod, &resource, &ids, at).await.unwrap();
+        assert_eq!((limits.compute, settings.devices), (ComputeLimit::NONE, Some(vec![gpu(at)])));
+    }
+    // What only hardware could do.
+    let parted = on(0, json!({"tensor-fusion.ai/isolation": "partitioned"}));
+    node.server.objects.put(pod("parted", &parted, &json!({"tensor-fusion.ai/index_0": "1"})));
+    let resource = "tensor-fusion.ai/index_0";
+    let ids = [format!("{}::i0-7", gpu(0))];
+    let refused =
+        node.start_by(&node.others[resource], "parted", resource, &ids, 0).await.unwrap_err();
+    assert!(refused.contains("not partitioned by their hardware"), "{refused}");
+    let events = || node.server.objects.written("POST", "/events");
+    until("people are told", || events().iter().any(|event| event["reason"] == "GPURefused")).await;
     node.stop().await;
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ const PODS: usize = 100;
 /// MiB in a unit of memory.
 const FACTOR: u64 = 16;
 const VOLCANO: &str = "volcano.sh/vgpu-number";
+/// The same with units that the kubelet counts. Of memory there are 40,960.
+const UNITS: [&str; 2] = ["volcano.sh/vgpu-cores", "volcano.sh/vgpu-memory"];
 const PHASE: &str = "nvidia.com/assigned-phase";
 const MIB: u64 = 1 << 20;
 
@@ -112,6 +114,8 @@ struct Cluster {
     volcano: GoClient,
     objects: Objects,
     pods: Pods,
+    /// How many lists the kubelet has got.
+    lists: Arc<AtomicUsize>,
     folder: PathBuf,
     known: Arc<Mutex<Known>>,
     /// Held by who adds more than there is, so that nothing becomes free meanwhile.
@@ -187,9 +191,21 @@ impl Cluster {
             .kill_on_drop(true);
         let agent = agent.spawn().unwrap();
         let mut clients = BTreeMap::new();
-        while !(clients.contains_key(NUMBER) && clients.contains_key(VOLCANO)) {
+        let all = [NUMBER, VOLCANO].into_iter().chain(UNITS);
+        while !all.clone().all(|name| clients.contains_key(name)) {
             let (request, client) = kubelet.registered().await;
             clients.insert(request.resource_name, client);
+        }
+        // A kubelet watches each of them.
+        let lists = Arc::<AtomicUsize>::default();
+        for client in clients.values() {
+            let (mut watched, lists) =
+                (client.watch("ListAndWatch", &Empty {}).await, Arc::clone(&lists));
+            tokio::spawn(async move {
+                while watched.next::<Empty>().await.is_some() {
+                    lists.fetch_add(1, Ordering::AcqRel);
+                }
+            });
         }
         let register = || {
             let node = server.objects.node("here")?;
@@ -216,6 +232,7 @@ impl Cluster {
             volcano: clients.remove(VOLCANO).unwrap(),
             objects: server.objects.clone(),
             pods: kubelet.pods.clone(),
+            lists,
             folder: kubelet.path().join("allocations"),
             known: Arc::new(Mutex::new(known)),
             quiet: Arc::default(),
@@ -456,7 +473,8 @@ async fn a_hundred_pods_come_and_go_and_all_accounts_agree() {
         (known.made, known.refused, known.live.clone())
     };
     println!(
-        "{made} pods made, {refused} refused, up to {most} at once, {looks} looks in {took:.1?}; the agent: {:.2} s of CPU time, at most {:.1} MiB",
+        "{made} pods made, {refused} refused, up to {most} at once, {looks} looks in {took:.1?}; {} lists; the agent: {:.2} s of CPU time, at most {:.1} MiB",
+        cluster.lists.load(Ordering::Acquire),
         (cpu - before).as_secs_f64(),
         peak as f64 / 1024.0
     );
