@@ -67,6 +67,8 @@ pub(super) struct Account {
     deadline: u128,
     /// In this time, each session that takes turns gets its share once.
     round_ns: u64,
+    /// It takes no part in longer ones.
+    longest_round_ns: u64,
     /// What its turns cost.
     handover: Handover,
     /// Spare time used in relation to the weight.
@@ -93,6 +95,7 @@ impl Account {
             virtual_ns: 0,
             deadline: 0,
             round_ns: turns::PERIOD_NS,
+            longest_round_ns: u64::MAX,
             handover: Handover::default(),
             spare_virtual_ns: 0,
             not_before: [0; 2],
@@ -216,12 +219,17 @@ impl Account {
         self.spare_virtual_ns = self.spare_virtual_ns.max(virtual_now);
     }
 
+    /// Takes part in rounds of this length at most, from when the next ones are set.
+    pub(super) fn set_longest_round(&mut self, round_ns: u64) {
+        self.longest_round_ns = round_ns;
+    }
+
     /// Takes part in rounds of this length from now on.
     pub(super) fn set_round(&mut self, round_ns: u64) {
         // What keeps a session of low priority from starving comes once a period: each turn delays those preferred.
         let round_ns = match self.quota.priority {
             // What is worth a turn has to be within what may be saved up.
-            Priority::High => round_ns.min(self.handover.period_ns()),
+            Priority::High => round_ns.min(self.longest_round_ns).min(self.handover.period_ns()),
             Priority::Low => turns::PERIOD_NS,
         };
         if self.round_ns != round_ns {

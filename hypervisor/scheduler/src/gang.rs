@@ -163,7 +163,9 @@ impl<D: Copy + Ord> Gangs<D> {
     fn classify(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
         for (&session, gang) in &self.0 {
-            active.push((session, gang.used(session, schedulers, now)));
+            let used = gang.used(session, schedulers, now);
+            take_part_in_the_shortest_rounds(session, &used, schedulers);
+            active.push((session, used));
         }
         for (&session, gang) in &mut self.0 {
             let meets = |(other, used): &(SessionId, BTreeSet<D>)| {
@@ -262,6 +264,23 @@ impl<D: Copy + Ord> Gangs<D> {
 /// The session has no devices that it holds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoGang;
+
+/// A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices make them,
+/// and nowhere does it wait for a longer one.
+fn take_part_in_the_shortest_rounds<D: Copy + Ord>(
+    session: SessionId,
+    devices: &BTreeSet<D>,
+    schedulers: &mut BTreeMap<D, Scheduler>,
+) {
+    let rounds =
+        devices.iter().filter_map(|device| schedulers.get(device)).map(Scheduler::round_ns);
+    let Some(shortest) = rounds.min() else { return };
+    for device in devices {
+        if let Some(scheduler) = schedulers.get_mut(device) {
+            scheduler.set_longest_round(session, shortest);
+        }
+    }
+}
 
 /// For how long the leases on all devices could go on, and until when the turn lasts.
 fn could_go_on<D: Copy + Ord>(

@@ -144,6 +144,8 @@ pub struct Scheduler {
     word_at: u64,
     /// When the length of a round is looked at again.
     rounds_at: u64,
+    /// How long they are. Before that is known, as long as one likes.
+    round_ns: u64,
     /// For whom the device is kept.
     reserved: Option<Reserved>,
     /// When the device is divided among owners anew.
@@ -176,6 +178,7 @@ impl Scheduler {
             word_ns: 0,
             word_at: 0,
             rounds_at: 0,
+            round_ns: u64::MAX,
             reserved: None,
             divide_at: 0,
             suspended: false,

@@ -75,9 +75,9 @@ impl Scheduler {
         let (sum_ppm, least_ppm) = (shares.clone().sum(), shares.min().unwrap_or(0));
         let sessions = sessions.len() as u64;
         let all = TakingTurns { sessions, sum_ppm, least_ppm, handover, cheapest, queued_ns };
-        let round_ns = all.round_ns();
+        self.round_ns = all.round_ns();
         for session in self.sessions.values_mut() {
-            session.account.set_round(round_ns);
+            session.account.set_round(self.round_ns);
         }
     }
 

@@ -41,8 +41,21 @@ impl Scheduler {
         state.together = together;
         let handover = if together { Handover::Together } else { Handover::default() };
         state.account.set_handover(handover);
+        state.account.set_longest_round(u64::MAX);
         state.may_pay_sooner = [true; 2];
         self.rounds_at = 0;
+    }
+
+    /// How long the device's rounds are.
+    pub fn round_ns(&self) -> u64 {
+        self.round_ns
+    }
+
+    /// The session takes part in rounds of this length at most.
+    pub fn set_longest_round(&mut self, session: SessionId, round_ns: u64) {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.account.set_longest_round(round_ns);
+        }
     }
 
     /// Keeps the device for a session from a moment on; `None`: for nobody.
