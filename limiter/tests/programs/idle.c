@@ -37,6 +37,17 @@ static void resident(long *all, long *limiter, long *own) {
     fclose(maps);
 }
 
+/* How many descriptors the kernel has room for before it makes this process's table larger. */
+static int table(void) {
+    char line[4096];
+    int size = 0;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, status))
+        sscanf(line, "FDSize: %d", &size);
+    fclose(status);
+    return size;
+}
+
 int main(int argc, char **argv) {
     char line[4096];
     long all, limiter, own;
@@ -49,8 +60,8 @@ int main(int argc, char **argv) {
     }
     fclose(maps);
     /* Above standard error; the one that reads the directory is not counted. */
-    printf("secure=%lu preloaded=%d threads=%d descriptors=%d mapped=%d\n", getauxval(AT_SECURE), preloaded,
-           count("/proc/self/task", 0), count("/proc/self/fd", 2) - 1, mapped);
+    printf("secure=%lu preloaded=%d threads=%d descriptors=%d mapped=%d table=%d\n", getauxval(AT_SECURE), preloaded,
+           count("/proc/self/task", 0), count("/proc/self/fd", 2) - 1, mapped, table());
     if (argc > 1 && !strcmp(argv[1], "memory")) {
         resident(&all, &limiter, &own);
         printf("resident=%ld of_limiter=%ld own=%ld\n", all, limiter, own);

@@ -7,6 +7,7 @@
 //! * [`clock`], [`process`]: time, and the identity of processes;
 //! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them;
 //! * `user_namespace`: users whom this process's user namespace does not know;
+//! * [`descriptors`]: where this crate's files are among those of the program;
 //! * `folder`: a folder that is used by its descriptor;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
@@ -23,6 +24,7 @@
 
 pub mod allocation;
 pub mod clock;
+pub mod descriptors;
 pub mod directory;
 mod folder;
 pub mod gate_page;

@@ -3,6 +3,7 @@
 use super::PageError;
 use super::map::Map;
 use super::slot_lock::LimitsLock;
+use crate::descriptors;
 use crate::folder::{Folder, FolderError};
 use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::mem;
@@ -160,7 +161,7 @@ impl Page {
         if !is_own && metadata.blocks().saturating_mul(512) < LENGTH {
             return Err(foreign("it has holes".to_owned()));
         }
-        let file = out_of_the_way(file);
+        let file = descriptors::out_of_the_way(file);
         let map = Map::new(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
         let mut page = Self {
@@ -272,7 +273,7 @@ impl Page {
     pub(super) fn file(&self) -> Option<MutexGuard<'_, File>> {
         let mut file = self.lock_file();
         if self.stat_of(&file).is_none() {
-            let closed = mem::replace(&mut *file, out_of_the_way(self.open_again()?));
+            let closed = mem::replace(&mut *file, descriptors::out_of_the_way(self.open_again()?));
             // The number is the program's now.
             let _ = closed.into_raw_fd();
         }
@@ -358,20 +359,6 @@ fn header(layout: &PageLayout) -> Result<(), String> {
         return Err("it does not end like a page".to_owned());
     }
     Ok(())
-}
-
-/// Moves a descriptor above those of the program. The kernel closes descriptors in order when a
-/// process ends. So the slot is given up after the driver was told to free what the process held,
-/// not before.
-fn out_of_the_way(file: File) -> File {
-    const MOST: u64 = 1024;
-    const ABOVE: u64 = 32;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let least = limit.map_or(MOST, |limit| limit.min(MOST)).saturating_sub(ABOVE);
-    match i32::try_from(least).map(|least| rustix::io::fcntl_dupfd_cloexec(&file, least)) {
-        Ok(Ok(higher)) => File::from(higher),
-        _ => file,
-    }
 }
 
 /// Makes the file under a temporary name and renames it when it is whole. So no process sees a
