@@ -12,6 +12,11 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Starts a thread that blocks the program's signals: those are for the program's own threads. SIGBUS is open
 /// while the thread is awake, unless the program blocks it: it reports an access to a page that was cut short.
 pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    start_boxed(name, Box::new(body))
+}
+
+/// Starting a thread takes kilobytes of code: here it is once.
+fn start_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     let blocked = SignalsBlocked::new();
     let stack = STACK_BYTES.saturating_add(taken_from_each_stack());
     // SAFETY: a set of signals.
