@@ -48,7 +48,7 @@ impl ExitGuard {
 
     /// Stops the threads when the program exits, before the driver ends itself. Exit handlers run in the
     /// opposite order of their registration, and the driver registered its handler earlier.
-    pub(crate) fn watch_exit(&self) {
+    fn watch_exit(&self) {
         // Not a `Once`: a forked child may find it locked by a thread that the child does not have.
         if !self.watches.swap(true, AcqRel) {
             // SAFETY: the handler does not unwind.

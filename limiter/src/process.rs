@@ -10,7 +10,7 @@ use crate::exit_guard::ExitGuard;
 use crate::ledger::DeviceLedger;
 use crate::memory::{DeviceMemory, Memory, Much};
 use crate::verdict::{LimiterFailure, Verdict};
-use crate::{build, clock, own_thread, report, unpatched};
+use crate::{build, clock, report, unpatched};
 use config::{Config, DaemonAddress, DeviceIdentity, OnFailure, Snapshot};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -251,34 +251,14 @@ impl Process {
 
     /// Runs the driver's initialisation. What the first one that succeeds sees of the environment is kept: it says
     /// which devices the driver counts.
-    pub(crate) fn driver_starts(&'static self, init: impl FnOnce() -> CuResult) -> CuResult {
+    pub(crate) fn driver_starts(&self, init: impl FnOnce() -> CuResult) -> CuResult {
         let seen = || self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
         seen().get_or_insert_with(Snapshot::take);
-        let beside = self.start_nvml_beside();
         let result = init();
-        if beside {
-            self.guard.watch_exit();
-        }
         if !result.is_ok() {
             *seen() = None;
         }
         result
-    }
-
-    /// Starts NVML in a thread of its own: each context needs it, and the driver, which takes longer, starts meanwhile.
-    /// Nobody waits for this thread: whoever needs NVML sooner starts it, too.
-    fn start_nvml_beside(&'static self) -> bool {
-        static BEGUN: AtomicBool = AtomicBool::new(false);
-        let needed = self.config.as_ref().is_ok_and(|config| self.keeps_account(config));
-        let start = || {
-            // At the exit, NVML must not be in the middle of its start.
-            if let Some(_inside) = self.guard.reconciler.try_enter() {
-                nvml::start();
-            }
-        };
-        needed
-            && !BEGUN.swap(true, Ordering::AcqRel)
-            && own_thread::start("sluice-nvml", start).is_ok()
     }
 
     fn seen_by_driver(&self) -> Snapshot {

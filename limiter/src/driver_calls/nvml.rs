@@ -35,11 +35,6 @@ pub(crate) fn load() -> bool {
     loaded
 }
 
-/// Starts NVML, and has it look at the devices, which takes as long again.
-pub(crate) fn start() {
-    let _ = devices().count();
-}
-
 /// NVML's handle of a device.
 pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     if !load() {

@@ -246,23 +246,3 @@ fn a_static_program_runs_as_without() {
     assert_eq!(limited.stdout, plain.stdout);
     assert_eq!(limited.value("preloaded"), 0);
 }
-
-/// NVML takes as long as a context, so it starts while the driver does.
-#[test]
-fn nvml_starts_beside_the_driver() {
-    let stage = Stage::new();
-    let program = stage.compile("beside.c", "beside", &[]);
-    let limited = || {
-        let mut command = stage.limited(&program);
-        command.env(MEMORY_LIMIT, first_device("1GiB"));
-        command
-    };
-    let plain = outcome(&mut stage.native(&program)).silent();
-    assert_eq!(plain.value("nvml"), 0, "{plain:#?}");
-    assert_eq!(outcome(&mut limited()).silent().value("nvml"), 1);
-    // A program that ends meanwhile ends as it would.
-    for _ in 0..20 {
-        let ended = outcome(limited().arg("ends")).silent();
-        assert_eq!(ended.code(), 0, "{ended:#?}");
-    }
-}
