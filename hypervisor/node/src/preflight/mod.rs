@@ -2,6 +2,7 @@
 //! the command that mends it. Nothing is changed.
 
 mod cluster;
+mod hook;
 mod parts;
 mod runtime;
 
@@ -46,6 +47,10 @@ pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorR
         let (devices, driver) = (options.devices, options.driver.as_deref());
         runtime::nvidia(devices, driver, is_simulated, &host())
     });
+    let node = host();
+    let node = hook::Host(&node);
+    findings.look("image preloads", &["options"], || hook::program(options, &node));
+    findings.look("CDI folder", &["image preloads"], || hook::cdi(options, &node));
     findings.look("cgroup", &[], || runtime::cgroup(Path::new("/proc")));
     findings.look("API server", &[], || cluster::reachable(options, on));
     findings.look("permissions", &["API server"], || cluster::permitted(options, on));
