@@ -41,7 +41,8 @@ start vgpu-scheduler "$programs/kube-scheduler" --config "$folder/scheduler.yaml
     --cert-dir "$folder/certificates"
 until_so 30 'the extender has heard of nodes and pods' curl -sf http://127.0.0.1:3456/readyz
 
-start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state"
+start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state" --images "$folder/images" \
+    --cdi-dir "$folder/cdi"
 until_so 20 'the runtime listens' test -S "$folder/runtime.sock"
 cat >"$folder/kubelet.yaml" <<EOF
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -74,7 +75,8 @@ mkdir -p "$folder/allocations"
 mount -t tmpfs none "$folder/allocations"
 start agent "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" \
     --daemon "$folder/daemon/hypervisor.sock" --allocations "$folder/allocations" --device-split 4 \
-    --feature-gates CorePlugin=true,MemoryPlugin=true --node-name node --kubeconfig "$folder/kubeconfig-checked"
+    --feature-gates CorePlugin=true,MemoryPlugin=true --node-name node --kubeconfig "$folder/kubeconfig-checked" \
+    --keep-image-preloads --cdi-dir "$folder/cdi" --hook "$parts/hypervisor"
 
 allocatable() {
     ask "$api/api/v1/nodes/node" | jq -r ".status.allocatable[\"$resource\"]"
@@ -180,6 +182,39 @@ kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod late gpu-pod $
 for name in late gpu-pod $(seq -f 'most-%g' "$gpus"); do
     until_so 60 'a deleted pod goes' is_gone "$name"
 done
+
+# An image that preloads a library of its own: its processes have both, and their limits, also when it has restarted.
+image="$folder/images/preloading:latest"
+mkdir -p "$image"/{etc,opt}
+echo '/opt/libtrace.so' >"$image/etc/ld.so.preload"
+cc -shared -fPIC -x c - -o "$image/opt/libtrace.so" <<'EOF'
+#include <stdio.h>
+__attribute__((constructor)) static void begin(void) { fputs("the image's own is loaded\n", stderr); }
+EOF
+jq -n '{apiVersion: "v1", kind: "Pod", metadata: {name: "preloading"},
+    spec: {automountServiceAccountToken: false, enableServiceLinks: false, terminationGracePeriodSeconds: 0,
+        containers: [{name: "preloading", image: "preloading:latest", command: ["sleep", "9999998"], resources: {limits: {
+            "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 1024}}}]}}' |
+    post /api/v1/namespaces/default/pods >/dev/null
+preloading() {
+    sleeper=$(pgrep -f '^sleep 9999998$') && [ "$sleeper" != "${1:-}" ]
+}
+until_so 90 'a pod runs whose image preloads a library' preloading
+for time in first second; do
+    inside="/proc/$sleeper/root/tmp"
+    cp "$folder"/image/* "$inside"
+    mib=$(measure mem --api alloc --chunk 16MiB --cap 8GiB 2>"$folder/said" | jq '.meminfo_total / 1048576') ||
+        die "the pod whose image preloads a library measures nothing: $(cat "$folder/said")"
+    [ "$mib" = 1024 ] || die "the pod whose image preloads a library has $mib MiB"
+    grep -q "the image's own is loaded" "$folder/said" || die "what the image preloads is not loaded: $(cat "$folder/said")"
+    echo "an image that preloads a library, its container's $time time: $mib MiB; $(cat "/proc/$sleeper/root/run/sluice/allocation/image-preloads.txt")"
+    [ "$time" = first ] || break
+    before=$sleeper
+    kill -9 "$before"
+    until_so 90 'its container has restarted' preloading "$before"
+done
+kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod preloading
+until_so 60 'a deleted pod goes' is_gone preloading
 
 # More than there is.
 pod greedy "$((places + 1))" true
