@@ -14,6 +14,7 @@ mod device_files;
 mod driver_libraries;
 mod events;
 mod hidden;
+mod host;
 mod identity;
 mod image_preloads;
 mod injection;

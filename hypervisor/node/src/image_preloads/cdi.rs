@@ -11,6 +11,7 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::Serialize;
 
 use super::COMMAND;
+use crate::host::Host;
 
 /// The oldest version of the format that has all that is used here, and that each runtime reads.
 const VERSION: &str = "0.3.0";
@@ -35,6 +36,17 @@ pub enum HookFileError {
         program: PathBuf,
         /// The system's reason.
         source: io::Error,
+    },
+    /// The runtime would find nothing there: it takes both by the node's paths.
+    #[error(
+        "{option} {path}: it is not the node's, by whose paths the runtime goes; in a pod the node's folder has to be mounted at its own path",
+        path = path.display()
+    )]
+    NotTheNodes {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        path: PathBuf,
     },
     /// The file cannot be written.
     #[error("--cdi-dir {folder}: {source}; a folder from which the container runtime reads CDI files is accepted", folder = folder.display())]
@@ -89,7 +101,8 @@ impl HookFile {
         program: &Path,
         allocations: &Path,
     ) -> Result<Self, HookFileError> {
-        check(program)?;
+        let host = Host::here();
+        check(program, &host)?;
         let write = |source| HookFileError::Write { folder: folder.to_owned(), source };
         let allocations = allocations.to_string_lossy();
         let args = ["hypervisor", COMMAND, "--allocations", &allocations];
@@ -99,6 +112,9 @@ impl HookFile {
         let text = serde_json::to_string_pretty(&spec).map_err(|error| write(error.into()))? + "\n";
         let file = Self { folder: folder.to_owned(), text, writing: Mutex::new(()) };
         file.put().map_err(write)?;
+        if !host.has_the_same(folder) {
+            return Err(not_the_nodes("--cdi-dir", folder));
+        }
         Ok(file)
     }
 
@@ -132,12 +148,19 @@ pub(crate) fn annotation() -> (String, String) {
     (ANNOTATION.to_owned(), format!("{KIND}={NAME}"))
 }
 
+fn not_the_nodes(option: &'static str, path: &Path) -> HookFileError {
+    HookFileError::NotTheNodes { option, path: path.to_owned() }
+}
+
 /// Checks the program as far as it can be seen from here.
-pub(crate) fn check(program: &Path) -> Result<(), HookFileError> {
+pub(crate) fn check(program: &Path, host: &Host) -> Result<(), HookFileError> {
     let wrong = |source| HookFileError::Program { program: program.to_owned(), source };
     let found = fs::metadata(program).map_err(wrong)?;
     if !found.is_file() || found.permissions().mode() & 0o111 == 0 {
         return Err(wrong(io::Error::other("it is no program")));
+    }
+    if !host.has_the_same(program) {
+        return Err(not_the_nodes("--hook", program));
     }
     match statvfs(program) {
         Ok(found) if found.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
@@ -207,7 +230,10 @@ mod tests {
         assert!(install_hook(&own, &to).is_err());
         fs::write(&own, "1").unwrap();
         install_hook(&own, &to).unwrap();
-        check(&to).unwrap();
+        check(&to, &Host(PathBuf::from("/"))).unwrap();
+        // As in a pod, whose files are not the node's.
+        let other = check(&to, &Host(folder.path().to_owned())).unwrap_err().to_string();
+        assert!(other.contains("it is not the node's"), "{other}");
         let inode = || fs::metadata(&to).unwrap().ino();
         let before = inode();
         install_hook(&own, &to).unwrap();
