@@ -8,17 +8,9 @@ resource=nvidia.com/vgpu-number
 # shellcheck source=scripts/cluster/api-server.sh
 . scripts/cluster/api-server.sh
 
-# The kubelet's folders have fixed places, and it writes sysctls that are the machine's.
-mkdir -p /var/lib/kubelet
-mount --bind "$folder/kubelet" /var/lib/kubelet
 mount -t tmpfs none /var/log
-for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \
-    kernel/keys/root_maxbytes; do
-    [ -e "/proc/sys/$name" ] || continue
-    cat "/proc/sys/$name" >"$folder/sysctl"
-    cp "$folder/sysctl" "$folder/sysctl-${name//\//-}"
-    mount --bind "$folder/sysctl-${name//\//-}" "/proc/sys/$name"
-done
+# shellcheck source=scripts/cluster/kubelet.sh
+. scripts/cluster/kubelet.sh
 kubeconfig sluice >"$folder/kubeconfig"
 start_api_server AlwaysAllow --disable-admission-plugins ServiceAccount
 echo "API server: $(ask "$api/version" | jq -r .gitVersion)"
@@ -44,24 +36,7 @@ until_so 30 'the extender has heard of nodes and pods' curl -sf http://127.0.0.1
 start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state" --images "$folder/images" \
     --cdi-dir "$folder/cdi"
 until_so 20 'the runtime listens' test -S "$folder/runtime.sock"
-cat >"$folder/kubelet.yaml" <<EOF
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
-authorization: {mode: AlwaysAllow}
-cgroupsPerQOS: false
-enforceNodeAllocatable: []
-makeIPTablesUtilChains: false
-failSwapOn: false
-evictionHard: {}
-EOF
-start_kubelet() {
-    start kubelet "$programs/kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubeconfig" \
-        --container-runtime remote --container-runtime-endpoint "unix://$folder/runtime.sock" \
-        --hostname-override node --node-ip "$address" --cert-dir "$folder/certificates"
-    kubelet=$!
-}
-start_kubelet
+start_kubelet "unix://$folder/runtime.sock"
 until_so 60 'the kubelet takes plugins' test -S /var/lib/kubelet/device-plugins/kubelet.sock
 ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
 mkdir -p "$folder"/{library,daemon,image,shared}
@@ -230,7 +205,7 @@ living=$(sed -n 's/^key //p' "$folder/state/living.out")
 # The kubelet restarts: the plugin is there again, and pods get GPUs.
 kill -9 "$kubelet"
 wait "$kubelet" 2>/dev/null || true
-start_kubelet
+start_kubelet "unix://$folder/runtime.sock"
 # Each resource registers by itself.
 until_so 60 'the plugin is registered again' sh -c "[ \$(grep -c 'registered resource=.nvidia.com/vgpu-number' '$log/agent') -ge 2 ]"
 # The API server's word is from before the restart, and the kubelet refuses pods until it has the list.
