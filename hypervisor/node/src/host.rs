@@ -51,7 +51,8 @@ mod tests {
         std::os::unix::fs::symlink("/run", root.path().join("var/run")).unwrap();
         let host = Host(root.path().to_owned());
         assert!(host.named(Path::new("/var/run/cdi")).is_ok());
-        assert!(!host.has_the_same(Path::new("/var/run/cdi")), "this machine's is another one");
+        // Here, too, but others.
+        assert!(!host.has_the_same(Path::new("/run")) && !host.has_the_same(Path::new("/var/run")));
         assert!(Host(PathBuf::from("/")).has_the_same(root.path()));
         assert!(!Host(PathBuf::from("/")).has_the_same(&root.path().join("none")));
     }
