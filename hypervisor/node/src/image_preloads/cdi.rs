@@ -90,6 +90,7 @@ struct Hook<'a> {
 #[derive(Debug)]
 pub(crate) struct HookFile {
     folder: PathBuf,
+    program: PathBuf,
     text: String,
     writing: Mutex<()>,
 }
@@ -110,7 +111,8 @@ impl HookFile {
         let device = Device { name: NAME, container_edits: Edits { hooks: [hook] } };
         let spec = Spec { cdi_version: VERSION, kind: KIND, devices: [device] };
         let text = serde_json::to_string_pretty(&spec).map_err(|error| write(error.into()))? + "\n";
-        let file = Self { folder: folder.to_owned(), text, writing: Mutex::new(()) };
+        let program = program.to_owned();
+        let file = Self { folder: folder.to_owned(), program, text, writing: Mutex::new(()) };
         file.put().map_err(write)?;
         if !host.has_the_same(folder) {
             return Err(not_the_nodes("--cdi-dir", folder));
@@ -134,10 +136,10 @@ impl HookFile {
 
     /// Whether a container may ask for the hook. Where not, all is as without.
     pub(crate) fn is_there(&self) -> bool {
-        let put = self.put();
+        let put = self.put().and_then(|()| fs::metadata(&self.program));
         if let Err(error) = &put {
-            let folder = self.folder.display();
-            tracing::warn!(%folder, %error, "--cdi-dir: what images preload is not kept");
+            let (folder, program) = (self.folder.display(), self.program.display());
+            tracing::warn!(%folder, %program, %error, "what images preload is not kept");
         }
         put.is_ok()
     }
@@ -217,6 +219,11 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), text);
             assert_eq!(fs::read_dir(&cdi).unwrap().count(), 1);
         }
+        // A runtime starts no container whose hook it cannot start.
+        fs::rename(&program, folder.path().join("aside")).unwrap();
+        assert!(!file.is_there());
+        fs::rename(folder.path().join("aside"), &program).unwrap();
+        assert!(file.is_there());
         fs::remove_dir_all(&cdi).unwrap();
         fs::write(&cdi, "in its place").unwrap();
         assert!(!file.is_there());
