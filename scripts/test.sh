@@ -642,7 +642,7 @@ else
         tier reach 380 reach_tier
         tier packages 420 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then
-            tier cluster 120 cluster_tier
+            tier cluster 160 cluster_tier
         elif wanted cluster; then
             skip 'a real cluster' 'its programs take 7 to 10 minutes to build once; SLUICE_TEST_CLUSTER=1 builds and runs it'
         fi
