@@ -53,6 +53,18 @@ build_kubernetes() (
     mv "$2.draft" "$2"
 )
 
+# containerd of the first version that follows CDI, which Debian 13 has, and runc. Sets $containerd.
+get_containerd() {
+    local runc tools
+    tools=$(realpath -m "$target/tools/containerd")
+    containerd="$tools/root"
+    [ ! -x "$containerd/usr/bin/containerd" ] || [ ! -x "$containerd/usr/bin/runc" ] || return 0
+    get_runc || return 1
+    runc=$(PATH="$target/tools/runc/usr/sbin:/usr/sbin:$PATH" command -v runc) || return 1
+    scripts/debian-package.sh trixie "$(dpkg --print-architecture)" "$tools" containerd >/dev/null 2>&1 || return 1
+    cp "$runc" "$containerd/usr/bin" && "$containerd/usr/bin/containerd" --version >/dev/null
+}
+
 cluster_tier() {
     if ! get_kubernetes; then
         skip 'cluster' "it needs root and Debian's source package kubernetes of $kubernetes_suite, which is built with Go"
@@ -60,6 +72,11 @@ cluster_tier() {
     fi
     if can_have_namespaces; then
         check 'cluster: a pod gets a GPU' in_namespaces scripts/cluster/run.sh "$kubernetes"
+        if get_containerd; then
+            check 'cluster: containerd runs the hook' in_namespaces scripts/cluster/containerd.sh "$kubernetes" "$containerd"
+        else
+            skip 'cluster: containerd runs the hook' "it needs containerd of Debian 13, and runc"
+        fi
         if python3 -c 'import yaml' 2>/dev/null; then
             check 'cluster: just the rights that are deployed' in_namespaces scripts/cluster/rights.sh "$kubernetes"
         else

@@ -17,8 +17,8 @@ use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
 };
-use node::ClusterOptions;
 use node::pool::Scaling;
+use node::{ClusterOptions, ImagePreloads};
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
@@ -119,7 +119,7 @@ enum Command {
         #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
         library: PathBuf,
         /// Put the libraries of --library into this folder, from which kubelets mount them, and end. For an image, whose
-        /// files are not the node's
+        /// files are not the node's. With --hook this program is put there as well
         #[arg(long, value_name = "DIR", conflicts_with = "check")]
         install: Option<PathBuf>,
         /// The socket of the node's daemon, whose folder containers see
@@ -133,6 +133,16 @@ enum Command {
         /// The node's folder with libcuda.so.1, for --devices mounts [default: where drivers are installed]
         #[arg(long, value_name = "DIR")]
         driver: Option<PathBuf>,
+        /// Keep what images preload themselves by an /etc/ld.so.preload of their own, behind the limiter: by a hook of the
+        /// container runtime, for containerd from 1.7 on with enable_cdi, and CRI-O. Without it that file is hidden
+        #[arg(long)]
+        keep_image_preloads: bool,
+        /// The folder from which the container runtime reads CDI files, for --keep-image-preloads
+        #[arg(long, value_name = "DIR", default_value = node::CDI)]
+        cdi_dir: PathBuf,
+        /// The hook's program on the node, for --keep-image-preloads: a copy of this one [default: this one]
+        #[arg(long, value_name = "FILE")]
+        hook: Option<PathBuf>,
         /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
         /// broken, else with 1. Nothing is changed
         #[arg(long)]
@@ -172,6 +182,14 @@ enum Command {
         /// How to write it
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
+    },
+    /// The hook of --keep-image-preloads: container runtimes start it, with a container's state on standard input. It ends
+    /// with 0 whatever happens, so that the container starts
+    #[command(name = node::COMMAND)]
+    KeepImagePreloads {
+        /// The folder of allocations
+        #[arg(long, value_name = "DIR", default_value = node::ALLOCATIONS)]
+        allocations: PathBuf,
     },
     /// Print what a shell needs to complete command lines of hypervisor
     Completions {
@@ -269,6 +287,9 @@ fn main() -> ExitCode {
             daemon,
             devices,
             driver,
+            keep_image_preloads,
+            cdi_dir: cdi,
+            hook,
             check,
             json,
             nvml,
@@ -276,8 +297,11 @@ fn main() -> ExitCode {
             log_format,
         } => {
             if let Some(folder) = install {
-                return serve(level, log_format, || node::install(&library, &folder));
+                return serve(level, log_format, || {
+                    install_parts(&library, &folder, hook.as_deref())
+                });
             }
+            let program = hook.or_else(|| std::env::current_exe().ok()).unwrap_or_default();
             let options = node::Options {
                 kubelet,
                 allocations,
@@ -289,6 +313,7 @@ fn main() -> ExitCode {
                 daemon,
                 devices,
                 driver,
+                image_preloads: keep_image_preloads.then_some(ImagePreloads { cdi, program }),
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 gpu_info,
                 hami,
@@ -310,6 +335,13 @@ fn main() -> ExitCode {
             let options = extender::Options { listen, dialects, gates, kubeconfig };
             serve(level, log_format, || hypervisor::run_extender(&options))
         }
+        Command::KeepImagePreloads { allocations } => {
+            if let Err(error) = node::keep_image_preloads(allocations, io::stdin()) {
+                let line = format!("hypervisor: what the image preloads is not kept: {error}");
+                _ = writeln!(io::stderr(), "{line}");
+            }
+            ExitCode::SUCCESS
+        }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hypervisor", &mut io::stdout());
             ExitCode::SUCCESS
@@ -317,6 +349,14 @@ fn main() -> ExitCode {
         Command::Man { folder } => write_manual(&folder),
         Command::Version { verbose } => tell_version(verbose),
     }
+}
+
+/// Puts on the node what is not in its own files.
+fn install_parts(library: &Path, folder: &Path, hook: Option<&Path>) -> Result<(), String> {
+    node::install(library, folder).map_err(|error| error.to_string())?;
+    let Some(hook) = hook else { return Ok(()) };
+    let put = std::env::current_exe().and_then(|own| node::install_hook(&own, hook));
+    put.map_err(|error| format!("--hook {}: {error}", hook.display()))
 }
 
 fn remote(

@@ -9,6 +9,7 @@ mount -t tmpfs none /run
 mount -t tmpfs none /var/lib
 mount -t tmpfs none /dev/shm
 library=/var/lib/sluice/library/0.1.0
+hook=/var/lib/sluice/hook/0.1.0/hypervisor
 mkdir -p /var/lib/kubelet/{device-plugins,pod-resources} /run/sluice
 # shellcheck source=scripts/cluster/api-server.sh
 . scripts/cluster/api-server.sh
@@ -35,7 +36,7 @@ echo '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}}' | post
 ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
 mkdir "$folder/parts"
 cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/parts"
-"$parts/hypervisor" node --library "$folder/parts" --install "$library"
+"$parts/hypervisor" node --library "$folder/parts" --install "$library" --hook "$hook"
 export SLUICE_FAKE_NODE="$folder/fake-node"
 node() {
     "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$library" --node-name node \
@@ -79,7 +80,8 @@ echo "the account may: $rules"
 start daemon "$parts/hypervisor" daemon --socket /run/sluice/hypervisor.sock --state /var/lib/sluice/daemon \
     --nvml "$folder/libnvidia-ml.so.1"
 daemon=$!
-start agent node --dialects vgpu-manager,volcano,hami --memory-factor 1024 --feature-gates CorePlugin=true,MemoryPlugin=true
+start agent node --dialects vgpu-manager,volcano,hami --memory-factor 1024 --feature-gates CorePlugin=true,MemoryPlugin=true \
+    --keep-image-preloads --hook "$hook"
 registered() {
     ask "$api/api/v1/nodes/node" | jq -e '.metadata.annotations["nvidia.com/node-device-register"]'
 }
@@ -111,6 +113,7 @@ traces() {
 until_so 30 'each dialect is registered' sh -c "[ \"\$(curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/nodes/node' |
     jq '.metadata.annotations | length')\" -eq 6 ]"
 echo "annotations of the node: $(ours)"
+[ "$(jq -r '.devices[].containerEdits.hooks[].path' /var/run/cdi/sluice.dev-preload.json)" = "$hook" ] || die 'the hook is not offered'
 sockets=$(find /run/sluice -name '*.sock' | wc -l)
 [ "$sockets" -eq 1 ] || die "the daemon has $sockets sockets"
 # As the kubelet ends the pods of a DaemonSet that has gone. One is killed, so that its sockets stay.

@@ -8,17 +8,9 @@ resource=nvidia.com/vgpu-number
 # shellcheck source=scripts/cluster/api-server.sh
 . scripts/cluster/api-server.sh
 
-# The kubelet's folders have fixed places, and it writes sysctls that are the machine's.
-mkdir -p /var/lib/kubelet
-mount --bind "$folder/kubelet" /var/lib/kubelet
 mount -t tmpfs none /var/log
-for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \
-    kernel/keys/root_maxbytes; do
-    [ -e "/proc/sys/$name" ] || continue
-    cat "/proc/sys/$name" >"$folder/sysctl"
-    cp "$folder/sysctl" "$folder/sysctl-${name//\//-}"
-    mount --bind "$folder/sysctl-${name//\//-}" "/proc/sys/$name"
-done
+# shellcheck source=scripts/cluster/kubelet.sh
+. scripts/cluster/kubelet.sh
 kubeconfig sluice >"$folder/kubeconfig"
 start_api_server AlwaysAllow --disable-admission-plugins ServiceAccount
 echo "API server: $(ask "$api/version" | jq -r .gitVersion)"
@@ -41,26 +33,10 @@ start vgpu-scheduler "$programs/kube-scheduler" --config "$folder/scheduler.yaml
     --cert-dir "$folder/certificates"
 until_so 30 'the extender has heard of nodes and pods' curl -sf http://127.0.0.1:3456/readyz
 
-start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state"
+start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state" --images "$folder/images" \
+    --cdi-dir "$folder/cdi"
 until_so 20 'the runtime listens' test -S "$folder/runtime.sock"
-cat >"$folder/kubelet.yaml" <<EOF
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
-authorization: {mode: AlwaysAllow}
-cgroupsPerQOS: false
-enforceNodeAllocatable: []
-makeIPTablesUtilChains: false
-failSwapOn: false
-evictionHard: {}
-EOF
-start_kubelet() {
-    start kubelet "$programs/kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubeconfig" \
-        --container-runtime remote --container-runtime-endpoint "unix://$folder/runtime.sock" \
-        --hostname-override node --node-ip "$address" --cert-dir "$folder/certificates"
-    kubelet=$!
-}
-start_kubelet
+start_kubelet "unix://$folder/runtime.sock"
 until_so 60 'the kubelet takes plugins' test -S /var/lib/kubelet/device-plugins/kubelet.sock
 ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
 mkdir -p "$folder"/{library,daemon,image,shared}
@@ -74,7 +50,8 @@ mkdir -p "$folder/allocations"
 mount -t tmpfs none "$folder/allocations"
 start agent "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" \
     --daemon "$folder/daemon/hypervisor.sock" --allocations "$folder/allocations" --device-split 4 \
-    --feature-gates CorePlugin=true,MemoryPlugin=true --node-name node --kubeconfig "$folder/kubeconfig-checked"
+    --feature-gates CorePlugin=true,MemoryPlugin=true --node-name node --kubeconfig "$folder/kubeconfig-checked" \
+    --keep-image-preloads --cdi-dir "$folder/cdi" --hook "$parts/hypervisor"
 
 allocatable() {
     ask "$api/api/v1/nodes/node" | jq -r ".status.allocatable[\"$resource\"]"
@@ -181,6 +158,39 @@ for name in late gpu-pod $(seq -f 'most-%g' "$gpus"); do
     until_so 60 'a deleted pod goes' is_gone "$name"
 done
 
+# An image that preloads a library of its own: its processes have both, and their limits, also when it has restarted.
+image="$folder/images/preloading:latest"
+mkdir -p "$image"/{etc,opt}
+echo '/opt/libtrace.so' >"$image/etc/ld.so.preload"
+cc -shared -fPIC -x c - -o "$image/opt/libtrace.so" <<'EOF'
+#include <stdio.h>
+__attribute__((constructor)) static void begin(void) { fputs("the image's own is loaded\n", stderr); }
+EOF
+jq -n '{apiVersion: "v1", kind: "Pod", metadata: {name: "preloading"},
+    spec: {automountServiceAccountToken: false, enableServiceLinks: false, terminationGracePeriodSeconds: 0,
+        containers: [{name: "preloading", image: "preloading:latest", command: ["sleep", "9999998"], resources: {limits: {
+            "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 1024}}}]}}' |
+    post /api/v1/namespaces/default/pods >/dev/null
+preloading() {
+    sleeper=$(pgrep -f '^sleep 9999998$') && [ "$sleeper" != "${1:-}" ]
+}
+until_so 90 'a pod runs whose image preloads a library' preloading
+for time in first second; do
+    inside="/proc/$sleeper/root/tmp"
+    cp "$folder"/image/* "$inside"
+    mib=$(measure mem --api alloc --chunk 16MiB --cap 8GiB 2>"$folder/said" | jq '.meminfo_total / 1048576') ||
+        die "the pod whose image preloads a library measures nothing: $(cat "$folder/said")"
+    [ "$mib" = 1024 ] || die "the pod whose image preloads a library has $mib MiB"
+    grep -q "the image's own is loaded" "$folder/said" || die "what the image preloads is not loaded: $(cat "$folder/said")"
+    echo "an image that preloads a library, its container's $time time: $mib MiB; $(cat "/proc/$sleeper/root/run/sluice/allocation/image-preloads.txt")"
+    [ "$time" = first ] || break
+    before=$sleeper
+    kill -9 "$before"
+    until_so 90 'its container has restarted' preloading "$before"
+done
+kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod preloading
+until_so 60 'a deleted pod goes' is_gone preloading
+
 # More than there is.
 pod greedy "$((places + 1))" true
 until_so 60 'the scheduler refuses' sh -c "curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/namespaces/default/pods/greedy' \
@@ -195,7 +205,7 @@ living=$(sed -n 's/^key //p' "$folder/state/living.out")
 # The kubelet restarts: the plugin is there again, and pods get GPUs.
 kill -9 "$kubelet"
 wait "$kubelet" 2>/dev/null || true
-start_kubelet
+start_kubelet "unix://$folder/runtime.sock"
 # Each resource registers by itself.
 until_so 60 'the plugin is registered again' sh -c "[ \$(grep -c 'registered resource=.nvidia.com/vgpu-number' '$log/agent') -ge 2 ]"
 # The API server's word is from before the restart, and the kubelet refuses pods until it has the list.

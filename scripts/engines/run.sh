@@ -220,3 +220,30 @@ if [ -x "$tools/compose/bin/$engine-compose" ]; then
 else
     echo 'SKIPPED: the Compose file'
 fi
+
+# The hook of `hypervisor node --keep-image-preloads`: Podman reads CDI files by the library of Kubernetes' runtimes, and runc runs it.
+if [ "$engine" = podman ]; then
+    mkdir -p "$folder"/{kubelet/device-plugins,library}
+    cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/library"
+    "$parts/hypervisor" node --nvml "$SIMULATED/libnvidia-ml.so.1" --kubelet-dir "$folder/kubelet" --library "$folder/library" \
+        --keep-image-preloads --hook "$parts/hypervisor" >"$log/node" 2>&1 </dev/null &
+    until_so 20 'the hook is offered' test -s /var/run/cdi/sluice.dev-preload.json
+    # As the agent makes an allocation.
+    list="/run/sluice-allocations/$(printf 'a%.0s' {1..64})/ld.so.preload"
+    mkdir "${list%/*}"
+    cp /run/sluice-allocations/ld.so.preload "$list"
+    echo '/opt/own.so' >"$folder/own"
+    podman create --name preloading sluice-test true >/dev/null
+    podman cp "$folder/own" preloading:/etc/ld.so.preload
+    podman commit -q preloading sluice-preloading >/dev/null
+    for time in first second; do
+        podman run --rm --device sluice.dev/preload=image --volume "$list:/etc/ld.so.preload:ro" \
+            --volume "$folder/library:/run/sluice/library:ro" sluice-preloading cat /etc/ld.so.preload >"$folder/list" 2>"$folder/said" ||
+            die "$(cat "$folder/said")"
+        diff "$folder/list" - <<<'/run/sluice/library/libcuda_limiter.so
+/run/sluice/library/libadd_path.so
+/opt/own.so' || die "the $time container has another list: $(cat "$folder/said")"
+        grep -q "object '/opt/own.so' from /etc/ld.so.preload" "$folder/said" || die "its loader looks for: $(cat "$folder/said")"
+    done
+    echo "what an image preloads: $(cat "${list%/*}/image-preloads.txt")"
+fi

@@ -96,6 +96,17 @@ for container in pod["initContainers"] + pod["containers"]:
     expect(not rights.get("privileged"), f"{container['name']} is privileged")
     expect(rights["capabilities"]["drop"] == ["ALL"], f"{container['name']} keeps capabilities")
 
+
+
+def keeps_image_preloads(spec, version):
+    """The hook's program is put where the agent names it, and the agent sees the node's folder of CDI files."""
+    put, agent = spec["initContainers"][0], spec["containers"][1]
+    hook = f"--hook=/var/lib/sluice/hook/{version}/hypervisor"
+    sees = {"name": "cdi", "mountPath": "/var/run/cdi"} in agent["volumeMounts"]
+    nodes = {"name": "cdi", "hostPath": {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}} in spec["volumes"]
+    return hook in put["args"] and {hook, "--keep-image-preloads"} <= set(agent["args"]) and sees and nodes
+
+
 kubectl = shutil.which("kubectl")
 if kubectl:
     def kustomized(folder):
@@ -106,6 +117,8 @@ if kubectl:
     expect(kustomized("base").keys() == base.keys(), "kustomize makes other objects")
     verbs = kustomized("reschedule")[("ClusterRole", "sluice-node")]["rules"][0]["verbs"]
     expect(verbs == ["get", "list", "watch", "patch", "delete"], f"reschedule: {verbs}")
+    keeping = kustomized("image-preloads")[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
+    expect(keeps_image_preloads(keeping, "0.1.0"), f"image-preloads: {keeping}")
 else:
     print("SKIPPED: kubectl kustomize (kubectl is missing)")
 
@@ -130,6 +143,9 @@ if go:
         expect("delete" in verbs, "the chart grants no delete with Reschedule")
         args = gates[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]["containers"][1]["args"]
         expect("--feature-gates=CorePlugin=true,Reschedule=true" in args and "--dialects=hami,volcano" in args, f"{args}")
+        keeping = rendered(folder, program, {"keepImagePreloads": True, "image": {"tag": "9.9"}})
+        keeping = keeping[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
+        expect(keeps_image_preloads(keeping, "9.9"), f"the chart with keepImagePreloads: {keeping}")
         with_scheduler = rendered(folder, program, {"scheduler": {"enabled": True, "image": "kube-scheduler:v1"}})
         expect(("Deployment", "sluice-scheduler") in with_scheduler, "no scheduler")
         configured = yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])

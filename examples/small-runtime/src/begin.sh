@@ -1,9 +1,13 @@
 root=$1
 # The first of the host's users that are the container's own, or nothing.
 users=$2
-count=$3
-shift 3
-mount -t tmpfs -o "mode=755,uid=${users:-0},gid=${users:-0}" none "$root"
+# Made when all is mounted, and then a line is waited for; or nothing.
+ready=$3
+count=$4
+shift 4
+chmod 755 "$root"
+chown "${users:-0}:${users:-0}" "$root"
+mount --bind "$root" "$root"
 # Users of a namespace have no way to it from the root.
 cd "$root"
 as() {
@@ -21,7 +25,7 @@ for folder in usr bin sbin lib lib64; do
         mount --bind "/$folder" "$folder"
     fi
 done
-as mkdir proc dev tmp etc run
+as mkdir -p proc dev tmp etc run
 mount --bind /proc proc
 for file in null zero urandom; do
     as touch "dev/$file"
@@ -32,13 +36,18 @@ while [ "$count" -gt 0 ]; do
         as mkdir -p ".$2"
     else
         as mkdir -p "$(dirname ".$2")"
-        as touch ".$2"
+        [ -e ".$2" ] || as touch ".$2"
     fi
     mount --bind "$1" ".$2"
     [ "$3" = rw ] || mount -o remount,bind,ro ".$2"
     shift 3
     count=$((count - 1))
 done
+if [ -n "$ready" ]; then
+    : >"$ready"
+    read -r _
+    exec </dev/null
+fi
 [ -n "$users" ] || exec chroot . /usr/bin/env -i "$@"
 # Its root may do in its namespace what root may, and is nobody outside.
 own=$(readlink /proc/$$/ns/user)

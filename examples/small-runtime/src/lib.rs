@@ -2,5 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cdi;
 pub mod container;
+mod hooks;
 pub mod proto;

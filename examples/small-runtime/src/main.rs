@@ -31,6 +31,12 @@ struct Cli {
     /// The folder of containers. What the containers of a name print is appended to NAME.out there
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
+    /// A folder in which a folder IMAGE has what this image has beside the machine's programs
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
+    /// Folders of CDI files. Without any, devices by CDI are not understood
+    #[arg(long, value_name = "DIR")]
+    cdi_dir: Vec<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +64,7 @@ async fn serve(cli: Cli) -> Result<(), Fault> {
     // The kubelet calls as device plugins are called.
     let callers = UnixListenerStream::new(listener).map(|one| one.map(AuthorityStream::new));
     Server::builder()
-        .add_service(RuntimeServiceServer::new(Runtime::new(cli.state)))
+        .add_service(RuntimeServiceServer::new(Runtime::new(cli.state, cli.images, cli.cdi_dir)))
         .add_service(ImageServiceServer::new(Images::default()))
         .serve_with_incoming(callers)
         .await?;

@@ -44,6 +44,8 @@ struct Pods {
 #[derive(Debug)]
 pub(crate) struct Runtime {
     state: PathBuf,
+    images: Option<PathBuf>,
+    cdi: Vec<PathBuf>,
     pods: Arc<Mutex<Pods>>,
 }
 
@@ -96,8 +98,8 @@ impl Sandbox {
 }
 
 impl Runtime {
-    pub(crate) fn new(state: PathBuf) -> Self {
-        Self { state, pods: Arc::default() }
+    pub(crate) fn new(state: PathBuf, images: Option<PathBuf>, cdi: Vec<PathBuf>) -> Self {
+        Self { state, images, cdi, pods: Arc::default() }
     }
 
     fn pods(&self) -> MutexGuard<'_, Pods> {
@@ -257,7 +259,17 @@ impl RuntimeService for Runtime {
             let container = pods.container(&id)?;
             let name = &container.config.metadata.clone().unwrap_or_default().name;
             let output = self.state.join(format!("{name}.out"));
-            let child = process::start(&container.config, None, &self.state.join(&id), &output);
+            let image = container.config.image.clone().unwrap_or_default().image;
+            let image = self.images.as_ref().map(|images| images.join(image));
+            let started = process::Container {
+                config: &container.config,
+                users: None,
+                bundle: &self.state.join(&id),
+                output: &output,
+                image: image.as_deref().filter(|image| image.is_dir()),
+                cdi: &self.cdi,
+            };
+            let child = started.start();
             let child = child.map_err(|error| Status::internal(error.to_string()))?;
             (container.started, container.end) = (now(), Some(end));
             child

@@ -25,6 +25,8 @@ use crate::NodeError;
 use crate::amounts::Part;
 use crate::hidden::{Hidden, InUse, Taken, hidden};
 use crate::identity::{Containers, Holder};
+use crate::image_preloads;
+use crate::injection;
 use crate::pool::{Allocation, AllocationKey, Pool, UnitId};
 use tokio::sync::watch;
 
@@ -43,8 +45,6 @@ const FOLLOWED: &str = "followed";
 const LIMITS_WITHIN: Duration = Duration::from_millis(200);
 /// How long a container's processes have to say that they go by changed limits.
 const TAKEN_WITHIN: Duration = Duration::from_millis(500);
-/// The preloads of containers.
-const PRELOAD: &str = "ld.so.preload";
 /// How long after its container was listed no more an allocation is removed.
 const ENDED: Duration = Duration::from_secs(1);
 /// The same for one whose container was never listed: the kubelet lists it as soon as all its resources are there, but
@@ -229,10 +229,9 @@ impl Allocations {
     }
 
     /// Writes the list of libraries that containers preload.
-    pub(crate) fn write_preload(&self, libraries: &[PathBuf]) -> io::Result<PathBuf> {
-        let (draft, path) = (self.draft(), self.folder.join(PRELOAD));
-        let lines = libraries.iter().map(|path| format!("{}\n", path.display()));
-        fs::write(&draft, lines.collect::<String>())?;
+    pub(crate) fn write_preload(&self) -> io::Result<PathBuf> {
+        let (draft, path) = (self.draft(), image_preloads::of(&self.folder));
+        fs::write(&draft, injection::preload_text())?;
         for_all_users(&draft, 0o644)?;
         fs::rename(draft, &path)?;
         Ok(path)
@@ -290,6 +289,10 @@ impl Allocations {
         serde_json::to_writer(&mut file, &facts)?;
         file.write_all(b"\n")?;
         for_all_users(&draft.join(FACTS), 0o644)?;
+        // Whoever had it mounted before a restart of the node needs it, however the agent runs by now.
+        let list = image_preloads::of(&draft);
+        fs::write(&list, injection::preload_text())?;
+        for_all_users(&list, 0o644)?;
         allocation::make_session(&draft.join(SESSION))?;
         self.remove(&folder)?;
         fs::rename(draft, folder)

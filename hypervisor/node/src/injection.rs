@@ -13,9 +13,9 @@ use crate::proto::Mount;
 /// Where a container sees the libraries.
 const LIBRARIES: &str = "/run/sluice/library";
 /// What is preloaded into each program of a container.
-const PRELOADED: [&str; 2] = ["libcuda_limiter.so", "libadd_path.so"];
+pub(crate) const PRELOADED: [&str; 2] = ["libcuda_limiter.so", "libadd_path.so"];
 /// The file from which glibc's loader takes that.
-const PRELOAD: &str = "/etc/ld.so.preload";
+pub(crate) const PRELOAD: &str = "/etc/ld.so.preload";
 
 /// Why containers cannot be made to load the limiter.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +55,9 @@ pub(crate) struct Injection {
     daemon: PathBuf,
 }
 
-/// The paths of the libraries for a container's loader.
-pub(crate) fn preloaded() -> Vec<PathBuf> {
-    PRELOADED.iter().map(|name| Path::new(LIBRARIES).join(name)).collect()
+/// The libraries' paths for a container's loader, one on each line.
+pub(crate) fn preload_text() -> String {
+    PRELOADED.iter().map(|name| format!("{LIBRARIES}/{name}\n")).collect()
 }
 
 /// The libraries on the node.
@@ -126,12 +126,13 @@ impl Injection {
 
     /// The mounts of every container. The daemon's folder is made where it is missing: the daemon may come later, and a
     /// folder in which it makes its socket anew is seen, a socket would not be.
-    pub(crate) fn mounts(&self) -> io::Result<Vec<Mount>> {
+    /// `own`: the container's own list of preloads, where it has one.
+    pub(crate) fn mounts(&self, own: Option<&Path>) -> io::Result<Vec<Mount>> {
         let daemon = self.daemon.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(daemon)?;
         Ok(vec![
             mount(&self.library, LIBRARIES, true),
-            mount(&self.preload, PRELOAD, true),
+            mount(own.unwrap_or(&self.preload), PRELOAD, true),
             mount(daemon, allocation::DAEMON, true),
         ])
     }

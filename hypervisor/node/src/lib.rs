@@ -14,7 +14,9 @@ mod device_files;
 mod driver_libraries;
 mod events;
 mod hidden;
+mod host;
 mod identity;
+mod image_preloads;
 mod injection;
 mod live;
 mod mounted;
@@ -47,6 +49,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use cluster::ClusterOptions;
+pub use image_preloads::{
+    CDI, COMMAND, HookError, HookFileError, ImageError, ImagePreloads, ListError, install_hook,
+    keep_image_preloads,
+};
 pub use injection::{InjectionError, InstallError, install};
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
@@ -58,6 +64,7 @@ use self::allocations::Allocations;
 use self::cluster::Cluster;
 use self::device_files::DeviceFiles;
 use self::hidden::Hidden;
+use self::image_preloads::HookFile;
 use self::injection::Injection;
 use self::people::People;
 use self::plugin::Offer;
@@ -79,6 +86,9 @@ pub enum NodeError {
     /// Containers cannot be made to load the limiter.
     #[error(transparent)]
     Injection(#[from] InjectionError),
+    /// What images preload cannot be kept.
+    #[error(transparent)]
+    Hook(#[from] HookFileError),
     /// Containers would have no driver.
     #[error("--devices mounts: {0}")]
     Driver(String),
@@ -138,9 +148,13 @@ pub async fn serve(
     let driver = driver_folder(options)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
     let preload = allocations
-        .write_preload(&injection::preloaded())
+        .write_preload()
         .map_err(|source| NodeError::Allocations { folder: options.allocations.clone(), source })?;
     let injection = Injection::new(options.library.clone(), preload, options.daemon.clone());
+    let hook = options.image_preloads.as_ref().map(|ImagePreloads { cdi, program }| {
+        HookFile::new(cdi, program, &options.allocations).map(Arc::new)
+    });
+    let hook = hook.transpose()?;
     let allocations = Arc::new(allocations);
     let (see, mut seen) = mpsc::unbounded_channel();
     let mut sight = Seen::default();
@@ -205,6 +219,7 @@ pub async fn serve(
             devices: options.devices,
             driver: driver.clone(),
             injection: injection.clone(),
+            hook: hook.clone(),
             resolver: resolver.clone(),
             hidden: hidden.clone(),
         };

@@ -12,6 +12,7 @@ use dialects::vgpu_rs::{GpuInfo, GpuInfoError};
 use dialects::{Dialect, Resource};
 
 use crate::cluster::ClusterOptions;
+use crate::image_preloads::ImagePreloads;
 use crate::pool::Scaling;
 
 /// The kubelet's folder.
@@ -88,6 +89,8 @@ pub struct Options {
     pub devices: DeviceList,
     /// The node's folder of the driver's libraries. `None`: it is looked for.
     pub driver: Option<PathBuf>,
+    /// How what images preload themselves is kept. `None`: it is hidden.
+    pub image_preloads: Option<ImagePreloads>,
     /// How often what a GPU has may be promised.
     pub scaling: Scaling,
     /// The file that says how many TFLOPS GPUs have, for pods of vgpu.rs.
@@ -162,12 +165,15 @@ impl Options {
 
     /// The folder of plugins. It is not made: without it there is no kubelet here.
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
-        for (option, folder) in [
+        let hook = self.image_preloads.as_ref();
+        let hook = hook.map(|hook| [("--cdi-dir", &hook.cdi), ("--hook", &hook.program)]);
+        let always = [
             ("--kubelet-dir", &self.kubelet),
             ("--allocations", &self.allocations),
             ("--library", &self.library),
             ("--daemon", &self.daemon),
-        ] {
+        ];
+        for (option, folder) in always.into_iter().chain(hook.into_iter().flatten()) {
             if !folder.is_absolute() {
                 return Err(OptionsError::Relative { option, folder: folder.clone() });
             }

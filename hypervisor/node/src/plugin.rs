@@ -20,6 +20,7 @@ use crate::allocations::{AllocateError, Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
 use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
+use crate::image_preloads::{self, HookFile};
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
 use crate::pool::{Allocation, Pool, PoolError, UnitId};
@@ -55,6 +56,8 @@ pub(crate) struct Offer {
     /// The folder of the driver's libraries, if they are mounted.
     pub(crate) driver: Option<PathBuf>,
     pub(crate) injection: Injection,
+    /// By which what images preload is kept, if it is.
+    pub(crate) hook: Option<Arc<HookFile>>,
     pub(crate) resolver: Resolver,
     /// What containers have by other names.
     pub(crate) hidden: watch::Receiver<Arc<Hidden>>,
@@ -144,8 +147,11 @@ impl Offer {
         let files = self.device_files(&allocation)?;
         let libraries = self.driver.as_deref().map(driver_libraries::mounts).transpose()?;
         self.allocations.allocate(&self.resource, &allocation)?;
-        let mut mounts = self.injection.mounts()?;
-        mounts.push(mount(&self.allocations.of(&allocation.key), FOLDER, true));
+        let folder = self.allocations.of(&allocation.key);
+        let hook = self.hook.as_ref().filter(|hook| hook.is_there());
+        let own = hook.map(|_| image_preloads::of(&folder));
+        let mut mounts = self.injection.mounts(own.as_deref())?;
+        mounts.push(mount(&folder, FOLDER, true));
         mounts.push(mount(&self.allocations.session_of(&allocation.key), SESSION, false));
         mounts.extend(libraries.into_iter().flatten());
         let Allocation { key, gpus, .. } = allocation;
@@ -172,7 +178,7 @@ impl Offer {
             ]),
             mounts,
             devices: files.iter().map(device).collect(),
-            annotations: HashMap::new(),
+            annotations: hook.map(|_| image_preloads::annotation()).into_iter().collect(),
             cdi_devices,
         })
     }
@@ -183,6 +189,8 @@ impl Offer {
     fn start(&self, ids: &[String]) -> Result<Waiting, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
         self.device_files(&allocation)?;
+        // After a restart of the node it may have gone, and the kubelet remembers that it is asked for.
+        _ = self.hook.as_ref().map(|hook| hook.is_there());
         self.allocations.start(&self.resource, &allocation)?;
         let Allocation { key, ids, gpus } = allocation;
         Ok(Waiting { key, ids: ids.iter().map(ToString::to_string).collect(), gpus })

@@ -2,10 +2,11 @@
 //! the command that mends it. Nothing is changed.
 
 mod cluster;
+mod hook;
 mod parts;
 mod runtime;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use protocol::reports::DoctorReport;
 use tokio::runtime::Handle;
 
 use crate::Options;
+use crate::host::Host;
 use crate::seen::Seen;
 
 /// How long the driver has.
@@ -42,10 +44,13 @@ pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorR
     findings.look("driver", &[], || parts::driver(&gpus));
     findings.look("device files", &["driver"], || parts::device_files(&gpus));
     let is_simulated = is_simulated(&gpus);
+    let node = Host::here();
     findings.look("runtime", &[], || {
         let (devices, driver) = (options.devices, options.driver.as_deref());
-        runtime::nvidia(devices, driver, is_simulated, &host())
+        runtime::nvidia(devices, driver, is_simulated, &node.0)
     });
+    findings.look("image preloads", &["options"], || hook::program(options, &node));
+    findings.look("CDI folder", &["image preloads"], || hook::cdi(options, &node));
     findings.look("cgroup", &[], || runtime::cgroup(Path::new("/proc")));
     findings.look("API server", &[], || cluster::reachable(options, on));
     findings.look("permissions", &["API server"], || cluster::permitted(options, on));
@@ -69,10 +74,4 @@ fn seen(source: Box<dyn Source>) -> Result<Vec<GpuId>, String> {
 
 fn is_simulated(gpus: &Result<Vec<GpuId>, String>) -> bool {
     gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty() && gpus.iter().all(GpuId::is_simulated))
-}
-
-/// Where the node's own files are: in a pod not at the root.
-fn host() -> PathBuf {
-    let first = Path::new("/proc/1/root");
-    if first.join("etc").is_dir() { first.to_owned() } else { PathBuf::from("/") }
 }

@@ -17,6 +17,12 @@ const CONFIGURED: [(&str, &str); 6] = [
     ("etc/crio/crio.conf", "default_runtime=nvidia"),
     ("etc/crio/crio.conf.d", "default_runtime=nvidia"),
 ];
+/// containerd's own files.
+pub(super) const CONTAINERD: [&str; 3] = [
+    "etc/containerd/config.toml",
+    "etc/containerd/conf.d",
+    "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+];
 const CDI: [&str; 3] = ["etc/cdi", "var/run/cdi", "run/cdi"];
 /// No such file is longer.
 const MOST_BYTES: u64 = 4 << 20;
@@ -65,7 +71,7 @@ pub(super) fn nvidia(
     }
 }
 
-fn files(path: &Path) -> Vec<PathBuf> {
+pub(super) fn files(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
     }
@@ -73,18 +79,18 @@ fn files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect()
 }
 
-fn text(path: &Path) -> String {
+pub(super) fn text(path: &Path) -> String {
     let is_short = fs::metadata(path).is_ok_and(|found| found.len() <= MOST_BYTES);
     if is_short { fs::read_to_string(path).unwrap_or_default() } else { String::new() }
 }
 
 /// Without comments, spaces and quotes.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     lines.flat_map(str::chars).filter(|c| !c.is_whitespace() && *c != '"').collect()
 }
 
-fn below(root: &Path, path: &Path) -> String {
+pub(super) fn below(root: &Path, path: &Path) -> String {
     format!("/{}", path.strip_prefix(root).unwrap_or(path).display())
 }
 

@@ -5,12 +5,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use node::DeviceList;
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use node::{DeviceList, ImagePreloads};
 use prost::Message;
 
 use super::support::{Agent, FakeKubelet, GoClient, gpu, options, shows};
@@ -42,7 +42,7 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     let key = got.envs["SLUICE_ALLOCATION"].clone();
     let visible = format!("{},{}", gpu(0), gpu(2));
     assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], visible);
-    assert_eq!((got.envs.len(), got.devices.len()), (2, 0));
+    assert_eq!((got.envs.len(), got.devices.len(), got.annotations.len()), (2, 0, 0));
     let folder = kubelet.path().join("allocations").join(&key);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     // Nobody else on the node gets to pages that their containers' users may write.
@@ -100,6 +100,58 @@ async fn devices_are_named_by_cdi_where_that_is_asked_for() {
     got.mounts.clear();
     let golden = include_bytes!("cdi-devices.golden");
     assert_eq!(got.encode_to_vec(), golden, "{got:?}");
+    agent.stop().await.unwrap();
+}
+
+/// What an image preloads is kept by a hook, which a container asks for by an annotation: old kubelets hand that on, too.
+#[tokio::test]
+async fn a_container_asks_for_the_hook_that_keeps_what_its_image_preloads() {
+    let mut kubelet = FakeKubelet::running();
+    let mut wanted = options(kubelet.path());
+    let (cdi, program) = (kubelet.path().join("cdi"), kubelet.path().join("hypervisor"));
+    wanted.image_preloads = Some(ImagePreloads { cdi: cdi.clone(), program: program.clone() });
+    let said = Agent::start(wanted.clone(), shows(1)).fails().await;
+    assert!(said.starts_with("--hook ") && said.contains("is accepted"), "{said}");
+    fs::write(&program, "").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let agent = Agent::start(wanted, shows(1));
+    let (_, client) = kubelet.registered().await;
+    let file = cdi.join("sluice.dev-preload.json");
+    let own = kubelet.path().display().to_string();
+    let written = || fs::read_to_string(&file).unwrap().replace(&own, "FOLDER");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/image-preloads.golden");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&golden, written()).unwrap();
+    }
+    assert_eq!(written(), fs::read_to_string(&golden).unwrap());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o644);
+    let asks = |got: &ContainerAllocateResponse| {
+        let mounted = got.mounts.iter().find(|one| one.container_path == "/etc/ld.so.preload");
+        (got.annotations.clone(), mounted.unwrap().host_path.clone())
+    };
+    let annotation =
+        ("cdi.k8s.io/sluice_preload".to_owned(), "sluice.dev/preload=image".to_owned());
+    let got = allocate(&client, &[place(0, 1)]).await.unwrap();
+    let folder = kubelet.path().join("allocations").join(&got.envs["SLUICE_ALLOCATION"]);
+    let list = folder.join("ld.so.preload");
+    assert_eq!(asks(&got), ([annotation].into(), list.display().to_string()));
+    let libraries = "/run/sluice/library/libcuda_limiter.so\n/run/sluice/library/libadd_path.so\n";
+    assert_eq!(fs::read_to_string(&list).unwrap(), libraries);
+    assert_eq!(fs::metadata(&list).unwrap().permissions().mode() & 0o7777, 0o644);
+    // A restart of the node takes both away, and the kubelet remembers what the container asks for.
+    fs::remove_dir_all(&cdi).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let start = PreStartContainerRequest { devices_i_ds: vec![place(0, 1)] };
+    let started: Result<PreStartContainerResponse, _> =
+        client.call("PreStartContainer", &start).await;
+    assert!(started.is_ok(), "{started:?}");
+    assert_eq!(written(), fs::read_to_string(&golden).unwrap());
+    assert_eq!(fs::read_to_string(&list).unwrap(), libraries);
+    // Where the file cannot be there, all is as without: a runtime refuses devices that it does not know.
+    fs::remove_dir_all(&cdi).unwrap();
+    fs::write(&cdi, "in its place").unwrap();
+    let got = allocate(&client, &[place(0, 2)]).await.unwrap();
+    assert_eq!(asks(&got), ([].into(), format!("{own}/allocations/ld.so.preload")));
     agent.stop().await.unwrap();
 }
 

@@ -25,6 +25,14 @@ async fn folders_that_are_wrong() {
     wrong.daemon = kubelet.path().join("hypervisor.sock");
     let said = Agent::start(wrong, shows(1)).fails().await;
     assert!(said.contains("which every container sees; another folder is accepted"), "{said}");
+    for (cdi, program, accepted) in [("cdi", "/bin/sh", "--cdi-dir cdi"), ("/x", "sh", "--hook sh")]
+    {
+        let mut wrong = options(kubelet.path());
+        wrong.image_preloads =
+            Some(node::ImagePreloads { cdi: cdi.into(), program: program.into() });
+        let said = Agent::start(wrong, shows(1)).fails().await;
+        assert_eq!(said, format!("{accepted}: a path that begins with / is accepted"));
+    }
     std::fs::remove_file(kubelet.path().join("library/libadd_path.so")).unwrap();
     let said = Agent::start(options(kubelet.path()), shows(1)).fails().await;
     assert!(

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use node::Options;
 use node::proto::ContainerAllocateResponse;
 use serde_json::{Value, json};
-use small_runtime::container;
+use small_runtime::container::Container;
 use small_runtime::proto::{ContainerConfig, Device, KeyValue, Mount};
 use tokio::process::Child;
 
@@ -39,6 +39,13 @@ pub(crate) struct Cluster {
     agent: Agent,
 }
 
+/// What an image has beside the machine's programs, and where the runtime finds CDI files.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Image<'a> {
+    pub(crate) files: Option<&'a Path>,
+    pub(crate) cdi: &'a [PathBuf],
+}
+
 /// A container that runs.
 pub(crate) struct Running {
     child: Child,
@@ -61,7 +68,7 @@ fn can_start() -> bool {
 }
 
 /// A kubelet that has not started, with libraries and an image. `None`: containers cannot be started here, which is said.
-fn prepared() -> Option<FakeKubelet> {
+pub(crate) fn prepared() -> Option<FakeKubelet> {
     if !rustix::process::geteuid().is_root() || !can_start() {
         skipped("it needs root and namespaces");
         return None;
@@ -117,14 +124,15 @@ impl Cluster {
         own: &[(&str, &str)],
         words: &[&str],
     ) -> Running {
-        run_in(self.kubelet.path(), users, answer, name, own, words)
+        run_in(self.kubelet.path(), users, Image::default(), answer, name, own, words)
     }
 }
 
 /// A container of the node with this folder.
-fn run_in(
+pub(crate) fn run_in(
     folder: &Path,
     users: Option<u32>,
+    own_image: Image<'_>,
     answer: &ContainerAllocateResponse,
     name: &str,
     own: &[(&str, &str)],
@@ -159,12 +167,21 @@ fn run_in(
         command: words.iter().map(|&word| word.to_owned()).collect(),
         envs: all.map(env).collect(),
         mounts,
+        annotations: answer.annotations.clone(),
         devices: devices.collect(),
         ..ContainerConfig::default()
     };
     let root = folder.join(format!("root-{name}"));
     let output = folder.join(format!("{name}.out"));
-    let child = container::start(&config, users, &root, &output).unwrap();
+    let started = Container {
+        config: &config,
+        users,
+        bundle: &root,
+        output: &output,
+        image: own_image.files,
+        cdi: own_image.cdi,
+    };
+    let child = started.start().unwrap();
     Running { child, output }
 }
 
@@ -188,12 +205,12 @@ pub(crate) fn result(said: &str) -> Value {
 }
 
 /// As the pod's author wrote it: memory that is taken until it is refused.
-const TAKE: [&str; 7] =
+pub(crate) const TAKE: [&str; 7] =
     ["/image/tenant", "mem", "--api", "alloc", "--chunk", "16MiB", "--cap=8GiB"];
 
 /// The device's size and what was granted, in MiB.
 #[track_caller]
-fn memory(said: &str) -> (u64, u64) {
+pub(crate) fn memory(said: &str) -> (u64, u64) {
     let result = result(said);
     let mib = |name: &str| result[name].as_u64().unwrap() / MIB;
     (mib("meminfo_total"), mib("granted_bytes"))
@@ -552,8 +569,9 @@ async fn an_annotation_changes_what_running_processes_get() {
     // It takes what it gets, and then more of it whenever there is more.
     let grows = "echo begun; while ! /image/tenant mem --api alloc --chunk 16MiB --cap=1200MiB | grep -q '\"granted_bytes\":1258291200'
         do sleep 0.1; done; echo has more";
-    let running =
-        |name: &str, words: &[&str]| run_in(kubelet.path(), None, &answer, name, &[], words);
+    let running = |name: &str, words: &[&str]| {
+        run_in(kubelet.path(), None, Image::default(), &answer, name, &[], words)
+    };
     let dense =
         running("dense", &["/image/tenant", "dense", "--kernel-us", "1000", "--seconds", "600"]);
     let shared = kubelet.path().join("image/shared/fake-node");
@@ -597,7 +615,7 @@ async fn a_new_version_of_the_agent_leaves_running_pods_their_limits_and_library
     let container = node.admit("pod", "main", 10, 1).await;
     node.start(&container).await.unwrap();
     let run = |answer: &ContainerAllocateResponse, name: &str, words: &[&str]| {
-        run_in(&root, None, answer, name, &[], words)
+        run_in(&root, None, Image::default(), answer, name, &[], words)
     };
     let again =
         "trap 'exec /image/tenant mem --api alloc --chunk 16MiB --cap=8GiB' USR1; echo waits

@@ -16,6 +16,7 @@ mod contained;
 mod dialects_at_once;
 mod health;
 mod identity;
+mod image_preloads;
 mod killed;
 mod kubelets_side;
 mod outages;

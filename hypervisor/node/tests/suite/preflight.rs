@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use node::{ClusterOptions, Options};
+use node::{ClusterOptions, ImagePreloads, Options};
 use observer::{Blind, Seen, Source};
 use protocol::reports::{DoctorReport, Finding, FindingState};
 
@@ -45,6 +45,7 @@ async fn a_node_that_has_all_of_it() {
     assert_eq!(of(&report, "driver").found, "shows 2 GPUs");
     let own = format!("the kubelet is process {}", std::process::id());
     assert!(of(&report, "pid namespace").found.ends_with(&own));
+    assert!(of(&report, "image preloads").found.contains("without --keep-image-preloads"));
     // Nothing is wrong without these.
     for check in ["API server", "permissions", "node"] {
         assert_eq!(of(&report, check).state, FindingState::Note);
@@ -75,6 +76,22 @@ async fn whatever_is_broken_is_found_and_names_the_command_that_mends_it() {
     for check in ["kubelet", "pod resources", "pid namespace"] {
         assert_eq!(of(&report, check).state, FindingState::Skipped);
     }
+    let hook = |program: &str| {
+        let (cdi, program) = (kubelet.path().join("cdi"), program.into());
+        Options { image_preloads: Some(ImagePreloads { cdi, program }), ..whole.clone() }
+    };
+    assert!(
+        broken(hook("/no/program"), 2, "image preloads").await.starts_with("--hook /no/program")
+    );
+    let report = checked(&hook("/no/program"), 2).await;
+    assert_eq!(of(&report, "CDI folder").state, FindingState::Skipped);
+    let own = std::env::current_exe().unwrap();
+    let report = checked(&hook(own.to_str().unwrap()), 2).await;
+    let finding = of(&report, "image preloads");
+    assert!(
+        finding.state == FindingState::Ok && finding.found.ends_with("can be started on the node"),
+        "{finding:?}"
+    );
     let file = kubelet.path().join("no-kubeconfig");
     let cluster = Some(ClusterOptions { node: "here".to_owned(), kubeconfig: Some(file) });
     let unreachable = Options { cluster, ..whole };

@@ -95,6 +95,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         daemon: folder.join("daemon/hypervisor.sock"),
         devices: DeviceList::Files,
         driver: None,
+        image_preloads: None,
         scaling: node::pool::Scaling::ONCE,
         gpu_info: None,
         hami: dialects::registers::HamiForm::default(),
