@@ -127,10 +127,14 @@ impl Handover {
 
 /// The most that a session may save up: one period's earnings and one of the shortest turns. In a
 /// crowd, a session's next turn comes a period after the last one, or a little later: without the
-/// turn on top, it would stop earning while it waits.
+/// turn on top, it would stop earning while it waits. Of several devices it waits for a whole turn, and then the
+/// others' turns may come first: so it may save up for two.
 pub fn burst_ns(share_ppm: u32, handover: Handover) -> u64 {
-    bucket::earned(handover.period_ns(), share_ppm)
-        + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
+    let saved_ns = match handover {
+        Handover::InStream | Handover::OnThread => handover.period_ns(),
+        Handover::Together => 2 * handover.period_ns(),
+    };
+    bucket::earned(saved_ns, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
 }
 
 /// How long a turn is: the share of a round.
@@ -186,6 +190,17 @@ mod tests {
                 let entry = entry_ns(share, handover.period_ns(), handover);
                 assert!(entry <= burst_ns(share, handover), "{share} {handover:?}");
             }
+        }
+    }
+
+    #[test]
+    fn who_waits_for_several_devices_earns_on_while_the_others_have_their_turns() {
+        let handover = Handover::Together;
+        let round_ns = handover.period_ns();
+        for share in 1..=PPM_ONE {
+            let others_ns = round_ns - bucket::earned(round_ns, share);
+            let missed = entry_ns(share, round_ns, handover) + bucket::earned(others_ns, share);
+            assert!(missed <= burst_ns(share, handover), "{share}");
         }
     }
 

@@ -27,6 +27,16 @@ fn two_gangs_on_the_same_devices_take_turns() {
 }
 
 /// Each could go on for longer, and none gets less because the other one waits already when it begins.
+/// It can pay when the other one's turn has just begun, and earns on until that one ends.
+#[test]
+fn a_small_gang_beside_a_large_one_loses_nothing_while_it_waits() {
+    for (large, small) in [(654_545, 145_454), (700_000, 100_000), (660_000, 140_000)] {
+        let (_, rates) = run(&[player(&[0, 1], large), player(&[0, 1], small)]);
+        let wanted = u64::from(small) / 100 * 92;
+        assert!(rates[1] > wanted && rates[0] > u64::from(large) / 100 * 95, "{rates:?}");
+    }
+}
+
 #[test]
 fn turns_of_gangs_are_equal_where_there_is_too_little() {
     let (_, rates) = run(&[player(&[0, 1], 900_000), player(&[0, 1], 900_000)]);
