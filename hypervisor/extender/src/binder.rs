@@ -65,6 +65,16 @@ impl Binder {
         let turn = self.turn_of(&wanted.node);
         let queue = || BindError::Queue(wanted.node.clone());
         let _turn = tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
+        match self.try_to_bind(wanted, begun).await {
+            // An earlier binding, which was left without an answer, has been made meanwhile.
+            Err(BindError::Api(error)) if error.is_conflict() => {
+                self.try_to_bind(wanted, begun).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn try_to_bind(&self, wanted: &BindArguments, begun: Instant) -> Result<(), BindError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &wanted.pod_namespace);
         let name = format!("{}/{}", wanted.pod_namespace, wanted.pod_name);
         let gone = || BindError::Gone(name.clone());

@@ -234,6 +234,7 @@ async fn a_binding_without_an_answer_is_made_again_and_holds_nobody_up() {
     let mut placed = server.objects.pod("beside").unwrap();
     placed["metadata"]["labels"]["nvidia.com/assigned-phase"] = "succeed".into();
     server.objects.put(placed);
+    // The binding that waits is made now, before or after this one.
     server.objects.speak();
     assert_eq!(extender.bind("train", "uid-of-train", "roomy").await, "");
     let train = server.objects.pod("train").unwrap();
