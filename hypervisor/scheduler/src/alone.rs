@@ -13,9 +13,6 @@ use super::account::Paid;
 use super::worker::Worker;
 use super::{Scheduler, SessionId, WorkerId};
 
-/// When a suspicion has ended, none begins for this many times the time that it kept others away.
-const TRUST_TIMES: u64 = 2;
-
 impl Scheduler {
     /// Whether the turn alone of another worker keeps this one away.
     pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
@@ -65,11 +62,7 @@ impl Scheduler {
             // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
             self.suspects_since = None;
-            self.trusts_until = now.saturating_add(took.saturating_mul(TRUST_TIMES));
             self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
-        }
-        if now < self.trusts_until {
-            return;
         }
         let single = |id: &&WorkerId| !self.is_of_several(**id);
         let begin = |id: &&WorkerId| {
@@ -89,15 +82,15 @@ impl Scheduler {
     }
 
     /// Whether a turn alone may begin.
-    pub fn may_suspect(&self, now: u64) -> bool {
-        self.suspects_since.is_none() && now >= self.trusts_until
+    pub fn may_suspect(&self) -> bool {
+        self.suspects_since.is_none()
     }
 
     /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
     pub fn is_session_in_doubt(&self, session: SessionId, now: u64) -> bool {
         let holds =
             |(_, worker): &(WorkerId, &Worker)| worker.held.is_some_and(|held| held.counts());
-        self.may_suspect(now)
+        self.may_suspect()
             && self.members(session).filter(holds).any(|(id, worker)| {
                 worker.density.is_suspect(now)
                     || now >= self.sure_until && self.is_in_doubt(id, now)

@@ -47,8 +47,6 @@ pub(super) struct Density {
     then: Option<(u64, u64)>,
     /// Set while it is taken for dense without a measurement.
     suspected: Option<Suspicion>,
-    /// It is not suspected before this.
-    trusted_until: u64,
     /// Whether the last report says little about its utilization.
     in_doubt: bool,
     alone_every_ns: u64,
@@ -96,7 +94,6 @@ impl Density {
             crowded_backlog: Mean::default(),
             then: None,
             suspected: None,
-            trusted_until: 0,
             in_doubt: false,
             alone_every_ns: tuning.alone_every_ns,
             calibration: Mean { ppm: PPM_ONE.into(), weight_ns: 0 },
@@ -181,16 +178,14 @@ impl Density {
             self.crowded_backlog.add(backlog, seen.held_ns, turns::MEMORY_NS / 2);
         }
         // Beside co-holders a worker behaves as it would alone if none had to wait for the others:
-        // together they left the device idle at times, and queued work was being executed. A single
-        // interval is too little evidence, so the last ones count, too.
-        let alike = |used: u64, backlog: u64| {
-            company.rates_ppm.saturating_add(used) < turns::DENSE_PPM
-                && backlog < used.saturating_add(u64::from(PPM_ONE) - turns::DENSE_PPM)
-        };
-        let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
+        // together they left the device idle at times, and queued work was being executed. The last
+        // intervals count: a single one is too little evidence.
+        let (lately, queued) = (self.crowded.ppm, self.crowded_backlog.ppm);
+        let as_alone = company.rates_ppm.saturating_add(lately) < turns::DENSE_PPM
+            && queued < lately.saturating_add(u64::from(PPM_ONE) - turns::DENSE_PPM);
         // The time slices of a dense co-holder delay every single launch.
-        let beside_sparse = || !company.dense && alike(used, backlog) && lately();
-        let undisturbed = company.others == 0 || beside_sparse();
+        let beside_sparse = !company.dense && as_alone;
+        let undisturbed = company.others == 0 || beside_sparse;
         // The hardware gives equal slices to all that want the whole device. A worker that gets
         // less wants less.
         let slice = u64::from(PPM_ONE) / (company.others + 1);
@@ -266,7 +261,7 @@ impl Density {
         let comes = before < turns::DENSE_PPM && self.is_backlogged();
         let lasts = now.saturating_sub(self.measured_at) >= STALE_NS;
         let may_be = !self.is_dense() || self.known_ppm().is_none();
-        may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
+        may_be && self.in_doubt && comes && lasts
     }
 
     /// Whether it has work queued nearly always.
@@ -302,7 +297,6 @@ impl Density {
         self.class = before;
         self.classify();
         self.end_turn_alone(before, now, tuning);
-        self.trusted_until = now.saturating_add(self.alone_every_ns);
     }
 
     /// A turn alone is over. If it showed nothing new, the next one can wait longer.
@@ -315,11 +309,6 @@ impl Density {
         } else {
             tuning.alone_every_ns
         };
-        // The rates of a turn alone are not those beside co-holders.
-        if let Some((rate, backlog)) = self.then {
-            self.rate.ppm = rate;
-            self.backlog.ppm = backlog;
-        }
     }
 
     fn classify(&mut self) {

@@ -244,7 +244,7 @@ impl<D: Copy + Ord> Gangs<D> {
         for (&session, gang) in &self.0 {
             let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
             let wanted = own.clone().any(|scheduler| scheduler.is_session_in_doubt(session, now));
-            if wanted && own.all(|scheduler| scheduler.may_suspect(now)) {
+            if wanted && own.all(|scheduler| scheduler.may_suspect()) {
                 for device in &gang.devices {
                     if let Some(scheduler) = schedulers.get_mut(device) {
                         scheduler.suspect_session(session, now);

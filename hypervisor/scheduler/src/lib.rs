@@ -121,8 +121,6 @@ pub struct Scheduler {
     suspects_since: Option<u64>,
     /// These, and others that were since then.
     suspects: Vec<WorkerId>,
-    /// No worker is suspected before this.
-    trusts_until: u64,
     /// No worker is suspected before this, only to make sure of what is known.
     sure_until: u64,
     /// The virtual time that turns and spare time have reached.
@@ -165,7 +163,6 @@ impl Scheduler {
             holding: BTreeSet::new(),
             suspects_since: None,
             suspects: Vec::new(),
-            trusts_until: 0,
             sure_until: 0,
             virtual_now: 0,
             spare_now: 0,

@@ -49,9 +49,9 @@ impl Scheduler {
         missing
     }
 
-    /// How long a dense worker's turn of spare time is: by its session's weight among those that would have some, longer
-    /// where it has had less than they, and shorter where it has had more. The order of turns alone does not say so: who
-    /// has just handed the device over does not ask yet.
+    /// How long a dense worker's turn of spare time is: by its session's weight among those that would have some, and shorter
+    /// where it has had more than they. The order of turns alone does not say so: who has just handed the device over does
+    /// not ask yet.
     pub(super) fn spare_turn(&self, worker: WorkerId, now: u64) -> u64 {
         const FULL_NS: u64 = turns::COMFORTABLE_TURN_NS;
         let of = |worker| self.sessions.get(&self.session_of(worker).ok()?);
@@ -85,10 +85,10 @@ impl Scheduler {
         let turn = turn.clamp(turns::SHORTEST_TURN_NS.into(), (2 * FULL_NS).into());
         let really = |virtually: u128| virtually * weight_of(own) / u128::from(PPM_ONE);
         let used = own.virtual_time(Paid::Spare);
-        let catching_up = turn + really(least.saturating_sub(used));
-        let turn_ns = catching_up
+        let turn_ns = turn
             .saturating_sub(really(used.saturating_sub(least)))
-            .clamp((turn / 4).max(turns::SHORTEST_TURN_NS.into()), turn / 4 * 5);
+            .max(turn / 4)
+            .max(turns::SHORTEST_TURN_NS.into());
         u64::try_from(turn_ns).unwrap_or(FULL_NS)
     }
 
