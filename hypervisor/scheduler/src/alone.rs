@@ -66,7 +66,7 @@ impl Scheduler {
         }
         let single = |id: &&WorkerId| !self.is_of_several(**id);
         let begin = |id: &&WorkerId| {
-            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now))
+            self.workers.get(id).is_some_and(|state| state.density.is_suspect())
         };
         let mut suspects: Vec<WorkerId> =
             self.holding.iter().filter(single).filter(begin).copied().collect();
@@ -92,7 +92,7 @@ impl Scheduler {
             |(_, worker): &(WorkerId, &Worker)| worker.held.is_some_and(|held| held.counts());
         self.may_suspect()
             && self.members(session).filter(holds).any(|(id, worker)| {
-                worker.density.is_suspect(now)
+                worker.density.is_suspect()
                     || now >= self.sure_until && self.is_in_doubt(id, now)
             })
     }
@@ -121,22 +121,10 @@ impl Scheduler {
         }
     }
 
-    /// Whether the worker's class should be known better. Whether a dense worker is really dense
-    /// matters only to other dense workers.
+    /// Whether the worker's class should be known better.
     fn is_in_doubt(&self, worker: WorkerId, now: u64) -> bool {
-        let Some(density) = self.workers.get(&worker).map(|state| &state.density) else {
-            return false;
-        };
-        let is_other_dense = |id: &WorkerId| {
-            *id != worker && self.workers.get(id).is_some_and(|other| other.density.is_dense())
-        };
-        // A worker that has never been alone does not know how long its work takes either.
-        let matters = || {
-            !density.is_dense()
-                || density.known_ppm().is_none()
-                || self.asking.iter().chain(&self.holding).any(is_other_dense)
-        };
-        density.wants_turn_alone(now, &self.tuning) && matters()
+        let state = self.workers.get(&worker);
+        state.is_some_and(|state| state.density.wants_turn_alone(now, &self.tuning))
     }
 
     /// When the present suspicion is over at the latest.

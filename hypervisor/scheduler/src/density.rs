@@ -256,12 +256,11 @@ impl Density {
     }
 
     /// Whether it may have begun to fill the device: it did not, and now always has work queued.
-    pub(super) fn is_suspect(&self, now: u64) -> bool {
+    pub(super) fn is_suspect(&self) -> bool {
         let (_, before) = self.then.unwrap_or_default();
         let comes = before < turns::DENSE_PPM && self.is_backlogged();
-        let lasts = now.saturating_sub(self.measured_at) >= STALE_NS;
         let may_be = !self.is_dense() || self.known_ppm().is_none();
-        may_be && self.in_doubt && comes && lasts
+        may_be && self.in_doubt && comes
     }
 
     /// Whether it has work queued nearly always.
