@@ -65,9 +65,8 @@ impl Scheduler {
             self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
         }
         let single = |id: &&WorkerId| !self.is_of_several(**id);
-        let begin = |id: &&WorkerId| {
-            self.workers.get(id).is_some_and(|state| state.density.is_suspect())
-        };
+        let begin =
+            |id: &&WorkerId| self.workers.get(id).is_some_and(|state| state.density.is_suspect());
         let mut suspects: Vec<WorkerId> =
             self.holding.iter().filter(single).filter(begin).copied().collect();
         if suspects.is_empty() && now >= self.sure_until {
@@ -92,8 +91,7 @@ impl Scheduler {
             |(_, worker): &(WorkerId, &Worker)| worker.held.is_some_and(|held| held.counts());
         self.may_suspect()
             && self.members(session).filter(holds).any(|(id, worker)| {
-                worker.density.is_suspect()
-                    || now >= self.sure_until && self.is_in_doubt(id, now)
+                worker.density.is_suspect() || now >= self.sure_until && self.is_in_doubt(id, now)
             })
     }
 
