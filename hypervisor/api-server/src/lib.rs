@@ -47,13 +47,13 @@ impl CallError {
         const BUSY: u16 = 429;
         matches!(self, Self::Failed(kube::Error::Api(said)) if (400..500).contains(&said.code) && said.code != BUSY)
     }
+}
 
-    /// Whether the object is not as the call supposed, or another one.
-    #[must_use]
-    pub fn is_conflict(&self) -> bool {
-        const CONFLICT: u16 = 409;
-        matches!(self, Self::Failed(kube::Error::Api(said)) if said.code == CONFLICT)
-    }
+/// Whether the object is not as a call supposed, or another one.
+#[must_use]
+pub fn is_conflict(error: &kube::Error) -> bool {
+    const CONFLICT: u16 = 409;
+    matches!(error, kube::Error::Api(said) if said.code == CONFLICT)
 }
 
 /// A client. `kubeconfig`: the file that says where the API server is. `None`: as every pod is told.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api_server::{CallError, answered};
+use api_server::{CallError, answered, is_conflict};
 use dialects::Dialect;
 use dialects::pods::{annotation, has_ended, is_allocating, lasting};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -67,7 +67,7 @@ impl Binder {
         let _turn = tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
         match self.try_to_bind(wanted, begun).await {
             // An earlier binding, which was left without an answer, has been made meanwhile.
-            Err(BindError::Api(error)) if error.is_conflict() => {
+            Err(BindError::Api(CallError::Failed(error))) if is_conflict(&error) => {
                 self.try_to_bind(wanted, begun).await
             }
             answer => answer,

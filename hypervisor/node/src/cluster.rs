@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api_server::{CallError, ConnectError, answered, insisted, watched};
+use api_server::{CallError, ConnectError, answered, insisted, is_conflict, watched};
 use dialects::pods::{self, has_ended, is_allocating};
 use dialects::{Dialect, PodClaims, Resource as Counted};
 use futures_util::{Stream, StreamExt};
@@ -27,8 +27,6 @@ use crate::words;
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// The same before the kubelet gives out ids: it waits meanwhile.
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
-/// A pod is not as it was, or another one.
-const CONFLICT: u16 = 409;
 /// For how long it is tried to write what a scheduler or a controller waits for.
 const INSISTS: Duration = Duration::from_secs(300);
 
@@ -240,7 +238,7 @@ impl Cluster {
                 match pods.patch_metadata(name, &how, &patch).await {
                     Ok(_) => return Ok(lock),
                     // It says something else by now.
-                    Err(kube::Error::Api(said)) if said.code == CONFLICT => {}
+                    Err(error) if is_conflict(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
