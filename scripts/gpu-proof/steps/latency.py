@@ -2,14 +2,17 @@
 
 A request takes from its arrival until its result is there; what it takes from when it is begun is told as well.
 
-Ways: each alone, sliced by the hardware, under the vendor's MPS, without and with its client priorities (the training
+Ways: each alone, by itself under its limits, sliced by the hardware, under the vendor's MPS, without and with its client priorities (the training
 at the lower one), and under Sluice at 50/50 `fixed`, 50/50 `balance`, and with the server at high and the training at
 low priority; that last one also under MPS with its client priorities. The requests are the same in each. Programs
 start all at once, those of MPS after the others, and pause while they are not measured.
 
+With `latency.trace=1` the limiters' traces and what each request took are written as well.
+
 Writes latency.md and a picture beside the proof's other results.
 """
 
+import json
 import time
 
 from harness import StepFailed
@@ -17,8 +20,8 @@ from medians import percentile, percentile_and_interval
 from steps import daemon, mps, picture, real, steered
 
 # Options of a front by its name, and the program that it is.
-FRONTS = {"server": ["--rate", 20], "graph-loop": ["--took"], "classifier": ["--rate", 20], "beam-loop": ["--took"]}
-WORKS = {"server": "forward", "graph-loop": "graph", "classifier": "classify", "beam-loop": "beam"}
+FRONTS = {"server": ["--rate", 20], "graph-loop": ["--took"], "decode-loop": ["--took"], "classifier": ["--rate", 20], "beam-loop": ["--took"]}
+WORKS = {"server": "forward", "graph-loop": "graph", "decode-loop": "decode", "classifier": "classify", "beam-loop": "beam"}
 # Options of `sluice` for the server and for the training.
 HALF = ["--compute", "50%", "--policy"]
 POLICIES = {
@@ -29,6 +32,7 @@ POLICIES = {
 # Processes that a way needs, those of the server and of the training, and the policy under which they are.
 WAYS = {
     "slicing": ("plain", "plain", None),
+    "by-itself": ("sluice", None, "high-low"),
     **{policy: ("sluice", "sluice", policy) for policy in POLICIES},
     "mps": ("mps", "mps", None),
     "mps-priority": ("mps", "mps-low", None),
@@ -36,7 +40,7 @@ WAYS = {
 }
 # The service's: 0 is the higher one, and the one without the variable.
 LOW_CLIENT = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
-SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps", "mps-priority"], "seconds": 8.0, "settle": 1.5}
+SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps", "mps-priority"], "seconds": 8.0, "settle": 1.5, "trace": 0}
 FULL = {"ways": list(WAYS), "seconds": 25.0, "settle": 2.0}
 JUDGE = {"fronts": ["classifier", "beam-loop"], "back": "unet"}
 COLUMNS = ["p50", "p95", "p99", "max", "service_p99"]
@@ -59,7 +63,7 @@ def ways(settings, under_mps):
 def needed(settings, some):
     """The processes of some ways: of which kind, and which program; `back` is the training."""
     fronts = {(WAYS[way][0], front) for way in some for front in settings.fronts}
-    return sorted(fronts | {(WAYS[way][1], "back") for way in some})
+    return sorted(fronts | {(WAYS[way][1], "back") for way in some if WAYS[way][1]})
 
 
 def run(proof):
@@ -101,7 +105,8 @@ def commands(proof, some, socket, env):
         command = real.command(proof, proof.settings.back) if name == "back" else real.command(proof, WORKS[name], *FRONTS[name])
         if "sluice" in kind:
             command = proof.limited(POLICIES["balance"][0], command, daemon=socket)
-        found[f"{name}, {kind}"] = (command, {**env, **(LOW_CLIENT if kind.endswith("low") else {})})
+        trace = {"SLUICE_LOG": "trace", "SLUICE_LOG_FILE": str(proof.out / f"trace, {name}, {kind}")} if proof.settings.trace else {}
+        found[f"{name}, {kind}"] = (command, {**trace, **env, **(LOW_CLIENT if kind.endswith("low") else {})})
     return found
 
 
@@ -117,14 +122,14 @@ class Front:
             with self.proof.guard(f"{self.name}: {way}", "latencies"):
                 kinds = WAYS["slicing" if way == "alone" else way]
                 front, back = programs.get(f"{self.name}, {kinds[0]}"), programs.get(f"back, {kinds[1]}")
-                if front is None or back is None:
+                if front is None or (back is None and kinds[1]):
                     raise StepFailed("not all of its programs run")
                 if way == "alone":
                     self.back_alone = steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 6))[0]
                     self.alone = self.cell("alone", front, None)
                     self.step_ms = (front.result or {}).get("step_ms")
                     continue
-                for program, options in zip((front, back), POLICIES.get(kinds[2], ())):
+                for program, options in zip((front, back) if back else (front,), POLICIES.get(kinds[2], ())):
                     refused = steered.limit(self.proof, program, *options)
                     if refused:
                         raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
@@ -151,6 +156,9 @@ class Front:
         # Without the wait for requests before it: what others publish.
         row["service_p99"] = percentile([ms for _, _, ms in within], 99)
         row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone else None
+        if self.settings.trace:
+            times = {"from": begin, "to": end, "took": within}
+            (self.proof.out / f"took, {self.name}, {way}.json").write_text(json.dumps(times), encoding="utf-8")
         self.rows.append(row)
         return row
 
@@ -165,7 +173,7 @@ class Front:
             if row is None:
                 continue
             low, high = row["p99_interval"]
-            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row['training_of_alone'])}"
+            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row.get('training_of_alone'))}"
             ok, wanted = self.verdict(way, row)
             self.proof.check(f"{self.name} beside {self.settings.back}: {way}", None if self.proof.fake else ok, measured, wanted)
 
@@ -174,7 +182,7 @@ class Front:
         return f", {row['p99'] / other['p99']:.2f} x {way}" if other and other is not row else ""
 
     def verdict(self, way, row):
-        training, own = row["training_of_alone"], row["rate_of_alone"]
+        training, own = row.get("training_of_alone"), row["rate_of_alone"]
         if way not in POLICIES or training is None or own is None:
             return None, "reported"
         if "--rate" in FRONTS[self.name]:

@@ -5,12 +5,16 @@ Processes of one program differ by up to a tenth. So one process is limited and 
 changes of a live process may not switch everything off: a native process and one that was limited from its start, in
 turns while the other pauses, pair after pair of processes.
 
+Programs that wait for their CPU differ by a tenth from one second to the next, too: now and then the machine takes
+their CPU away. With `open-gate.medians=1` each step is waited for, and a stretch's speed is that of its median step.
+
 The need of a program is what it is charged for, as `sluice status` tells it, while it may have all of the device.
 """
 
 import contextlib
 import json
 import math
+import statistics
 import time
 
 import medians
@@ -33,6 +37,8 @@ SETTINGS = {
     "at_once": 4,
     # 1: under a daemon; 0: with the session's own account.
     "daemon": 0,
+    # 1: the speed in one process is that of the median step.
+    "medians": 0,
 }
 FULL = {"limits": ["100", "99", "need"], "toggles": 30, "pairs": 4, "turns": 8, "at_once": 1}
 JUDGE = {"programs": real.JUDGED}
@@ -70,7 +76,8 @@ def some(proof, rows, socket):
     for row in rows:
         native = real.command(proof, row["name"])
         if proof.settings.toggles:
-            commands[f"{row['name']}, in turns"] = (proof.limited([], native, daemon=socket), None)
+            watched = real.command(proof, row["name"], *(["--took"] if proof.settings.medians else []))
+            commands[f"{row['name']}, in turns"] = (proof.limited([], watched, daemon=socket), None)
         for number in range(proof.settings.pairs):
             commands[f"{row['name']}, native {number + 1}"] = (native, None)
             commands[f"{row['name']}, limited {number + 1}"] = (proof.limited(["--compute", "100%"], native, daemon=socket), None)
@@ -114,7 +121,8 @@ def toggled(proof, row, program):
     percents = {limit: percent(proof, program, limit, row) for limit in proof.settings.limits}
     stretches = in_turns(proof, program, percents)
     row["made_with"] = real.made_with(program)
-    rates = [(what, program.progress(begin, end)) for what, begin, end in stretches]
+    speed = median_speed if proof.settings.medians else steered.Steered.progress
+    rates = [(what, speed(program, begin, end)) for what, begin, end in stretches]
     row["toggled"] = {"percents": percents, "rates": rates, "ratios": {}}
     idle = of_like(rates)
     for limit, value in percents.items():
@@ -125,6 +133,12 @@ def toggled(proof, row, program):
             continue
         at = f"{value:g} %" + (f" (need {row['need']:.1f} + {POINTS_MORE})" if limit == "need" else "")
         judge(proof, f"{name} at {at}: one process in turns", limit, ratios, f"; like beside like {medians.shown(medians.median_and_interval(idle))}; {row['made_with']}" if idle else "")
+
+
+def median_speed(program, begin, end):
+    """Steps a second, if all between two moments took as long as the median one."""
+    took = [ms for at, _, ms in list(program.took) if begin <= at <= end]
+    return 1000 / statistics.median(took) if took else 0.0
 
 
 def in_turns(proof, program, percents):

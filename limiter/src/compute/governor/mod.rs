@@ -51,7 +51,8 @@ fn govern(gate: &'static Gate) {
         let Some(lease) = account.begin() else { continue };
         gate.ledger().note_wait(clock::now().saturating_sub(asked));
         gate.set_shared(neighbours.note(&lease));
-        tracing::trace!("device {}: {lease:?} at {}", gate.ledger().uuid(), clock::now());
+        let now = clock::now();
+        tracing::trace!("device {}: asked at {asked}, {lease:?} at {now}", gate.ledger().uuid());
         let left = handover.check_for_left_work(gate);
         let mut tenure = Tenure::new(gate, lease, before, left);
         tenure.tell_end(clock::now());
