@@ -1,8 +1,11 @@
 """A `hypervisor daemon` of the proof's own."""
 
 import contextlib
+import http.client
+import json
 import pathlib
 import shutil
+import socket as sockets
 import subprocess
 import tempfile
 import threading
@@ -54,3 +57,30 @@ class Daemon:
         except subprocess.TimeoutExpired:
             kill_group(self.process)
             self.process.wait()
+
+
+def sessions(path):
+    """The daemon's own word on its sessions."""
+    connection = http.client.HTTPConnection("sluice", timeout=2)
+    connection.sock = sockets.socket(sockets.AF_UNIX)
+    connection.sock.settimeout(2)
+    try:
+        connection.sock.connect(str(path))
+        connection.request("GET", "/api/v1/sessions", headers={"Connection": "close"})
+        return json.loads(connection.getresponse().read())["sessions"]
+    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+        raise StepFailed(f"the daemon's sessions: {type(error).__name__} {error}") from None
+    finally:
+        connection.close()
+
+
+def charged(path, programs):
+    """Microseconds that the daemon has charged each program's session, by device."""
+    found = [{} for _ in programs]
+    for session in sessions(path):
+        for each, program in zip(found, programs):
+            # `sluice run` names a session by its process.
+            if session["name"].startswith(f"{program.process.pid}-"):
+                for device in session["devices"]:
+                    each[device["uuid"]] = each.get(device["uuid"], 0) + device["charged_us"]
+    return found

@@ -7,11 +7,8 @@ tenant's own account, later than a second after the kill. Leases are back when t
 """
 
 import contextlib
-import http.client
-import json
 import os
 import signal
-import socket as sockets
 import time
 
 from harness import StepFailed
@@ -128,12 +125,7 @@ class Loss:
 
     def charged(self, programs):
         """Microseconds that the daemon has charged each program's session."""
-        sums = [0] * len(programs)
-        for session in status(self.socket)["sessions"]:
-            for index, program in enumerate(programs):
-                if session["name"].startswith(f"{program.process.pid}-"):
-                    sums[index] += sum(device["charged_us"] for device in session["devices"])
-        return sums
+        return [sum(each.values()) for each in daemon.charged(self.socket, programs)]
 
     def resumed(self, programs, before):
         """Seconds since the last moment until each program is charged for more than a millisecond."""
@@ -181,18 +173,3 @@ class Loss:
 
 def milliseconds(times):
     return ", ".join(f"{1e3 * one:.0f}" for one in times) + " ms"
-
-
-def status(path):
-    """The daemon's own word on its sessions."""
-    connection = http.client.HTTPConnection("sluice", timeout=2)
-    connection.sock = sockets.socket(sockets.AF_UNIX)
-    connection.sock.settimeout(2)
-    try:
-        connection.sock.connect(str(path))
-        connection.request("GET", "/api/v1/sessions", headers={"Connection": "close"})
-        return json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-        raise StepFailed(f"the daemon's status: {type(error).__name__} {error}") from None
-    finally:
-        connection.close()

@@ -11,6 +11,7 @@ hangs or gets nowhere leaves the others what they found. Writes several-gpus.md 
 import contextlib
 import os
 import sys
+import time
 
 from harness import StepFailed
 from medians import median_and_interval, shown
@@ -215,14 +216,15 @@ def two_jobs_each(proof, rows, world, socket):
             if None in both:
                 continue
             with proof.guard(case, "rates"), proof.within(proof.settings.limit):
-                beside(proof, rows, case, both, proof.settings.shares)
+                beside(proof, rows, case, both, proof.settings.shares, socket)
             steered.end_all(both)
             results(proof, case, both)
 
 
-def beside(proof, rows, case, programs, ways):
-    """Each alone, and all of them at once in each way, round after round."""
-    settings, ratios = proof.settings, {way: [[] for _ in programs] for way in ways}
+def beside(proof, rows, case, programs, ways, socket):
+    """Each alone, and all of them at once in each way, round after round. Of the last round, what part of each device's
+    time each was charged for: that is what is promised, and what a program makes of it is its own."""
+    settings, ratios, charges = proof.settings, {way: [[] for _ in programs] for way in ways}, {}
     try:
         for number in range(settings.rounds):
             for program in programs:
@@ -231,16 +233,25 @@ def beside(proof, rows, case, programs, ways):
             for way in ways if number % 2 == 0 else list(reversed(ways)):
                 for program in programs:
                     tell(proof, program, SHARES[way])
-                for found, rate, base in zip(ratios[way], steered.slow_rates(proof, programs, 1.0, settings.together), alone):
+                before, begun = daemon.charged(socket, programs), time.monotonic()
+                rates = steered.slow_rates(proof, programs, 1.0, settings.together)
+                charges[way] = parts(before, daemon.charged(socket, programs), time.monotonic() - begun)
+                for found, rate, base in zip(ratios[way], rates, alone):
                     found.append(rate / base)
     finally:
         for way in ways:
             if way == "slicing":
                 note(proof, rows, case, way, ratios[way], None, "reported")
             elif len(programs) == 2:
-                note(proof, rows, case, way, ratios[way], fair, f"each within {TOLERANCE} of 0.5, sum {LEAST_SUM}")
+                note(proof, rows, case, way, ratios[way], fair, f"each within {TOLERANCE} of 0.5, sum {LEAST_SUM}", charges.get(way, ""))
             else:
-                note(proof, rows, case, way, ratios[way], lambda each: min(each) >= 0.5 - TOLERANCE, f"each at least {0.5 - TOLERANCE:.2f}")
+                note(proof, rows, case, way, ratios[way], lambda each: min(each) >= 0.5 - TOLERANCE, f"each at least {0.5 - TOLERANCE:.2f}", charges.get(way, ""))
+
+
+def parts(before, after, seconds):
+    """What part of the time each program was charged for, on each of its devices; as text."""
+    each = ["/".join(f"{(us - old.get(device, 0)) / 1e6 / seconds:.3f}" for device, us in sorted(new.items())) for old, new in zip(before, after)]
+    return f"; charged {' + '.join(each)} of the time"
 
 
 def fair(each):
@@ -260,7 +271,7 @@ def overlap(proof, rows, socket):
         if len(programs) < len(commands):
             raise StepFailed("not all of them run")
         with proof.within(proof.settings.limit):
-            beside(proof, rows, "ddp on {0,1}, train-large on {0}, on {1}", list(programs.values()), [way for way in proof.settings.shares if way != "balance"])
+            beside(proof, rows, "ddp on {0,1}, train-large on {0}, on {1}", list(programs.values()), [way for way in proof.settings.shares if way != "balance"], socket)
         steered.end_all(programs.values())
     results(proof, "ddp on {0,1}", [programs["ddp on {0,1}"]])
 

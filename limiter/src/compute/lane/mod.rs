@@ -43,7 +43,7 @@ pub(super) use thread::{
 pub(super) use turnstile::Turnstile;
 
 /// The largest batch, in launches.
-const MAX_BATCH: u32 = 256;
+const MAX_BATCH: u32 = 512;
 /// A call that takes longer than this may have waited for its work. The governor takes the time around a look
 /// that meets it for busy: as often too much as too little.
 const WAITED_NS: u64 = 50_000;

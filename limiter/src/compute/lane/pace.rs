@@ -4,7 +4,9 @@
 //! found by queue probes ([`super::super::looks`]).
 //!
 //! The size follows the program's pace: a batch is as much as the thread launches, or the device does, in
-//! [`BATCH_NS`], whichever is less.
+//! [`BATCH_NS`], whichever is less. With the gate in the stream the device counts: the thread sees by itself that the
+//! gate has closed, and ends its batch then. But a batch costs the thread 8 us, so one of a thread that the device
+//! waits for takes longer, up to [`SLOWER`] times.
 
 use super::super::{Gate, clock};
 use super::{Lane, MAX_BATCH};
@@ -12,6 +14,8 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 
 /// The time that a batch should take.
 const BATCH_NS: u64 = 500_000;
+/// How many times as long a batch in a stream may take the thread as it may take the device.
+const SLOWER: u64 = 4;
 
 impl Lane {
     /// A batch of so many launches has just ended.
@@ -25,12 +29,14 @@ impl Lane {
         }
         self.mark.store(now, Relaxed);
         let used = self.covered_by(recorded).saturating_sub(self.covered_by(before));
-        let (span, most) = if self.is_in_stream() {
-            (self.batch_ns(gate), self.most_launches(gate))
+        let (span, longest, most) = if self.is_in_stream() {
+            let span = self.batch_ns(gate);
+            (span, SLOWER * span, self.most_launches(gate))
         } else {
-            (BATCH_NS, MAX_BATCH)
+            (BATCH_NS, BATCH_NS, MAX_BATCH)
         };
-        let fitting = u64::from(batch) * span / took.max(gate.launch_times().really(used)).max(1);
+        let of = |span: u64, took: u64| u64::from(batch) * span / took.max(1);
+        let fitting = of(longest, took).min(of(span, gate.launch_times().really(used)));
         let most = most.min(batch.saturating_mul(2));
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(most));
         if !self.has_place(self.batch.load(Relaxed)) {
