@@ -4,6 +4,7 @@ use crate::common::{
     self, COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, first_device, gates_are_in_streams, outcome,
     start,
 };
+use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
 
@@ -61,16 +62,20 @@ fn half_for_every_way_to_launch() {
 #[test]
 fn processes_of_a_session_share_its_part() {
     let stage = Stage::new();
-    let tenant = format!("'{}' dense --kernel-us 2000 --seconds 3", built("tenant").display());
+    let dense = "dense --kernel-us 2000 --seconds 3 --windows 1";
+    let tenant = format!("'{}' {dense}", built("tenant").display());
     let script = format!("{tenant} & {tenant}; wait");
     let both = outcome(stage.run(&["--compute", "50"]).args(["sh", "-c", &script])).silent();
-    let parts: Vec<f64> = both
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .map(|result| result["rate"].as_f64().unwrap() * KERNEL_US / 1e4)
+    let results = both.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    // When each began, and for how long it was busy with how many kernels.
+    let each: Vec<_> = results
+        .map(|it| ["windows_at", "seconds", "kernels"].map(|name| it[name].as_f64().unwrap()))
         .collect();
-    assert_eq!(parts.len(), 2, "{both:#?}");
+    assert_eq!(each.len(), 2, "{both:#?}");
+    // One begins before the other. Alone it has all of the share.
+    let begin = each.iter().map(|it| it[0]).reduce(f64::min).unwrap();
+    let end = each.iter().map(|it| it[0] + it[1]).reduce(f64::max).unwrap();
+    let parts: Vec<f64> = each.iter().map(|it| it[2] * KERNEL_US / 1e4 / (end - begin)).collect();
     // Both hold the device at the same time. Slicing it between them costs about a tenth.
     is_near(parts.iter().sum(), 47, &both, "two processes");
     let least = both.busy.least(10.0, 0.0);
