@@ -138,7 +138,7 @@ impl Lane {
         if self.calling_since.load(Acquire) != 0 || self.is_launching() {
             return false;
         }
-        let recorded = self.recorded.load(Acquire);
+        let (activity, recorded) = (self.activity(), self.recorded.load(Acquire));
         // Its words tell. A context that is about to end waits for what is held, and cannot be entered.
         if self.in_stream().is_some_and(|own| self.see_done(own) < recorded) {
             return false;
@@ -158,6 +158,9 @@ impl Lane {
             true
         });
         if drained {
+            if let Some(own) = self.in_stream() {
+                own.was_idle(activity);
+            }
             self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
         }
         drained

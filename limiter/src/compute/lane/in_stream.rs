@@ -43,7 +43,7 @@ pub(in crate::compute) const BUSY_NAP_NS: u64 = 20_000;
 /// How often a thread looks whether there is room, and for how long it does.
 const NAP_NS: u64 = 200_000;
 const PATIENCE_NS: u64 = 200_000_000;
-/// Nobody has run out of patience.
+/// Nobody has run out of patience, and no stream was seen to be idle.
 const NEVER: u64 = u64::MAX;
 
 /// Streams of this process do not do what they are told.
@@ -67,6 +67,8 @@ pub(super) struct InStream {
     denied: AtomicBool,
     /// What was done when a thread had waited for room in vain.
     stuck_at: AtomicU64,
+    /// [`Lane::activity`] when the driver last said that the stream has nothing to do.
+    idle_at: AtomicU64,
 }
 
 impl InStream {
@@ -103,6 +105,7 @@ impl InStream {
             proven: AtomicBool::new(false),
             denied: AtomicBool::new(false),
             stuck_at: AtomicU64::new(NEVER),
+            idle_at: AtomicU64::new(NEVER),
         })
     }
 
@@ -135,6 +138,11 @@ impl InStream {
     /// The last mark, which is known, covers all.
     pub(super) fn is_covered(&self) {
         self.waits.store(false, Release);
+    }
+
+    /// The driver says that all is done that was launched when the lane's activity was this.
+    pub(super) fn was_idle(&self, activity: u64) {
+        self.idle_at.store(activity, Relaxed);
     }
 
     /// Whether the wait of a batch is in the stream that no thread has ended.
@@ -517,7 +525,8 @@ impl Lane {
             return Some(done >= begun);
         }
         // No mark says when what the last one does not cover is done.
-        let tail = self.count.uncovered.load(Acquire) > 0;
+        let seen_idle = || own.idle_at.load(Relaxed) == self.activity();
+        let tail = self.count.uncovered.load(Acquire) > 0 && !seen_idle();
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
         let tail_is_done = !tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS;
