@@ -5,7 +5,8 @@ A request takes from its arrival until its result is there; what it takes from w
 Ways: each alone, by itself under its limits, sliced by the hardware, under the vendor's MPS, without and with its client priorities (the training
 at the lower one), and under Sluice at 50/50 `fixed`, 50/50 `balance`, and with the server at high and the training at
 low priority; that last one also under MPS with its client priorities. The requests are the same in each. Programs
-start all at once, those of MPS after the others, and pause while they are not measured.
+start all at once, those of MPS after the others, and pause while they are not measured. All ways are measured round after
+round, every other time from the last to the first: a machine may be slower for a while. Each round's p99 is told.
 
 With `latency.trace=1` the limiters' traces and what each request took are written as well.
 
@@ -13,6 +14,7 @@ Writes latency.md and a picture beside the proof's other results.
 """
 
 import json
+import statistics
 import time
 
 from harness import StepFailed
@@ -40,8 +42,8 @@ WAYS = {
 }
 # The service's: 0 is the higher one, and the one without the variable.
 LOW_CLIENT = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
-SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps", "mps-priority"], "seconds": 8.0, "settle": 1.5, "trace": 0}
-FULL = {"ways": list(WAYS), "seconds": 25.0, "settle": 2.0}
+SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps", "mps-priority"], "rounds": 2, "seconds": 4.0, "settle": 1.5, "trace": 0}
+FULL = {"ways": list(WAYS), "rounds": 4, "seconds": 8.0, "settle": 2.0}
 JUDGE = {"fronts": ["classifier", "beam-loop"], "back": "unet"}
 COLUMNS = ["p50", "p95", "p99", "max", "service_p99"]
 START, START_EACH = 16, 1.5
@@ -52,8 +54,8 @@ def seconds(settings):
     cell = settings.seconds + settings.settle + 0.4
     plain, under_mps = ways(settings, False), ways(settings, True)
     processes = [len(needed(settings, some)) for some in (plain, under_mps) if some]
-    alone = (len(settings.fronts) + 1) * cell
-    return alone + len(settings.fronts) * len(settings.ways) * cell + sum(START + START_EACH * one for one in processes) + 12 * bool(under_mps)
+    each = len(settings.fronts) * (len(settings.ways) + 2) * cell
+    return settings.rounds * each + sum(START + START_EACH * one for one in processes) + 12 * bool(under_mps)
 
 
 def ways(settings, under_mps):
@@ -110,57 +112,84 @@ def commands(proof, some, socket, env):
     return found
 
 
+class Found:
+    """What the rounds of one way tell: milliseconds of requests, the same without the wait for those before it, seconds,
+    and the training's steps a second."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def all(self):
+        took, service, seconds, trainings = ([one[n] for one in self.rounds] for n in range(4))
+        return sum(took, []), sum(service, []), sum(seconds), [one for one in trainings if one is not None]
+
+
 class Front:
     """A server or a loop, beside the training."""
 
     def __init__(self, proof, name, rows):
         self.proof, self.name, self.rows, self.settings = proof, name, rows, proof.settings
-        self.alone = self.back_alone = self.step_ms = None
+        self.alone = self.step_ms = None
+        # The training's own speed, of each round.
+        self.back_alone = []
 
     def measure(self, programs, some):
-        for way in some:
-            with self.proof.guard(f"{self.name}: {way}", "latencies"):
-                kinds = WAYS["slicing" if way == "alone" else way]
-                front, back = programs.get(f"{self.name}, {kinds[0]}"), programs.get(f"back, {kinds[1]}")
-                if front is None or (back is None and kinds[1]):
-                    raise StepFailed("not all of its programs run")
-                if way == "alone":
-                    self.back_alone = steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 6))[0]
-                    self.alone = self.cell("alone", front, None)
-                    self.step_ms = (front.result or {}).get("step_ms")
-                    continue
-                for program, options in zip((front, back) if back else (front,), POLICIES.get(kinds[2], ())):
-                    refused = steered.limit(self.proof, program, *options)
-                    if refused:
-                        raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
-                self.cell(way, front, back)
+        found = {way: Found() for way in some}
+        try:
+            for number in range(self.settings.rounds):
+                for way in some if number % 2 == 0 else reversed(some):
+                    with self.proof.guard(f"{self.name}: {way}", "latencies"):
+                        self.cell(way, programs, found[way])
+        finally:
+            # What whole rounds tell is not lost.
+            for way in some:
+                self.note(way, found[way])
 
-    def cell(self, way, front, back):
-        """One row of the table."""
-        programs = [one for one in (front, back) if one]
-        begin, end = steered.run_for(self.proof, programs, self.settings.settle, self.settings.seconds)
+    def cell(self, way, programs, found):
+        """One way in one round."""
+        kinds = WAYS["slicing" if way == "alone" else way]
+        front, back = programs.get(f"{self.name}, {kinds[0]}"), programs.get(f"back, {kinds[1]}")
+        if front is None or (back is None and kinds[1]):
+            raise StepFailed("not all of its programs run")
+        if way == "alone":
+            self.back_alone.append(steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 6))[0])
+            self.step_ms, back = (front.result or {}).get("step_ms"), None
+        beside = [one for one in (front, back) if one]
+        for program, options in zip(beside, POLICIES.get(kinds[2], ())):
+            refused = steered.limit(self.proof, program, *options)
+            if refused:
+                raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
+        begin, end = steered.run_for(self.proof, beside, self.settings.settle, self.settings.seconds)
         # What has ended is told a little later.
         time.sleep(0.1)
-        within = [one for one in list(front.took) if begin <= one[0] <= end]
-        took = [ms for _, ms, _ in within]
-        row = {"front": self.name, "way": way, "count": len(took), "rate": len(took) / (end - begin)}
-        if back:
-            row["training"] = back.progress(begin, end)
-            row["training_of_alone"] = row["training"] / self.back_alone if self.back_alone else None
+        took = [one for one in list(front.took) if begin <= one[0] <= end]
+        if self.settings.trace:
+            times = {"from": begin, "to": end, "took": took}
+            (self.proof.out / f"took, {self.name}, {way}, {len(found.rounds)}.json").write_text(json.dumps(times), encoding="utf-8")
+        training = back.progress(begin, end) if back else None
+        found.rounds.append(([ms for _, ms, _ in took], [ms for _, _, ms in took], end - begin, training))
         if not took:
-            training = f"; the training got {part(row.get('training_of_alone'))} of alone"
-            raise StepFailed(f"{way}: no request was answered in {end - begin:.0f} s{training}")
-        row["max"] = max(took)
+            told = f"; the training got {training:.2f} steps/s" if back else ""
+            raise StepFailed(f"{way}: no request was answered in {end - begin:.0f} s{told}")
+
+    def note(self, way, found):
+        """One row of the table."""
+        took, service, seconds, trainings = found.all()
+        if not took:
+            return
+        row = {"front": self.name, "way": way, "count": len(took), "rate": len(took) / seconds, "max": max(took)}
+        if trainings:
+            row["training"] = statistics.mean(trainings)
+            row["training_of_alone"] = row["training"] / statistics.mean(self.back_alone) if self.back_alone else None
         row.update({f"p{percent}": percentile(took, percent) for percent in (50, 95, 99)})
         row["p99_interval"] = percentile_and_interval(took, 99)[1:]
+        row["p99_rounds"] = [percentile(one[0], 99) for one in found.rounds if one[0]]
         # Without the wait for requests before it: what others publish.
-        row["service_p99"] = percentile([ms for _, _, ms in within], 99)
-        row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone else None
-        if self.settings.trace:
-            times = {"from": begin, "to": end, "took": within}
-            (self.proof.out / f"took, {self.name}, {way}.json").write_text(json.dumps(times), encoding="utf-8")
+        row["service_p99"] = percentile(service, 99)
+        if way == "alone":
+            self.alone = row
+        row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone and way != "alone" else None
         self.rows.append(row)
-        return row
 
     def row(self, way):
         return next((row for row in self.rows if row["front"] == self.name and row["way"] == way), None)
@@ -173,7 +202,8 @@ class Front:
             if row is None:
                 continue
             low, high = row["p99_interval"]
-            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row.get('training_of_alone'))}"
+            rounds = " ".join(f"{one:.1f}" for one in row["p99_rounds"])
+            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}; by round {rounds}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row.get('training_of_alone'))}"
             ok, wanted = self.verdict(way, row)
             self.proof.check(f"{self.name} beside {self.settings.back}: {way}", None if self.proof.fake else ok, measured, wanted)
 
@@ -205,8 +235,8 @@ def part(value):
 
 def table(rows):
     """Markdown."""
-    lines = [f"| program | way | {' | '.join(name.replace('_', ' ') for name in COLUMNS)} (ms) | p99, 95 % | a second | of alone | training, of alone |", "| --- | --- |" + " ---: |" * (len(COLUMNS) + 4)]
+    lines = [f"| program | way | {' | '.join(name.replace('_', ' ') for name in COLUMNS)} (ms) | p99, 95 % | p99 by round | a second | of alone | training, of alone |", "| --- | --- |" + " ---: |" * (len(COLUMNS) + 5)]
     for row in rows:
-        cells = [row["front"], row["way"], *(f"{row[column]:.2f}" for column in COLUMNS), "{:.1f} to {:.1f}".format(*row["p99_interval"]), f"{row['rate']:.1f}", part(row["rate_of_alone"]), part(row.get("training_of_alone"))]
+        cells = [row["front"], row["way"], *(f"{row[column]:.2f}" for column in COLUMNS), "{:.1f} to {:.1f}".format(*row["p99_interval"]), " ".join(f"{one:.1f}" for one in row["p99_rounds"]), f"{row['rate']:.1f}", part(row["rate_of_alone"]), part(row.get("training_of_alone"))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
