@@ -19,18 +19,43 @@ impl Seen {
     }
 }
 
+/// The number behind some words of a line.
+fn number(line: &str, after: &str) -> Option<u64> {
+    let digits = line.split_once(after)?.1;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
 /// What a governor told.
 fn seen(outcome: &Outcome) -> Vec<Seen> {
     let line = |line: &str| {
-        let number = |after: &str| {
-            let digits = line.split_once(after)?.1;
-            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-            digits[..end].parse().ok()
-        };
-        let open = || Some(Seen::Open(number(": open at ")?, number(", seen at ")?));
-        open().or_else(|| Some(Seen::Drained(number(": drained at ")?)))
+        let open = || Some(Seen::Open(number(line, ": open at ")?, number(line, ", seen at ")?));
+        open().or_else(|| Some(Seen::Drained(number(line, ": drained at ")?)))
     };
     outcome.stderr.lines().filter_map(line).collect()
+}
+
+/// A program that pauses has nothing left to be done when its gate closes, and its governor knows that: it does not wait
+/// for what the last launches are estimated to take.
+#[test]
+fn an_idle_device_is_handed_over_at_once() {
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let mut command = limited(&stage, "one", 50, &socket(&stage));
+    command.env(GATES, "stream").env(LOG, "trace");
+    let requests = "requests --burst-ms 4 --rate 20 --kernel-us 100 --seconds 3";
+    let outcome = start(command.args(requests.split(' '))).end();
+    assert_eq!(outcome.code(), 0, "{outcome:#?}");
+    let closed_to_done = |line: &str| {
+        let at = number(line, ": drained at ")?;
+        number(line, &format!(": drained at {at}, "))
+    };
+    let mut all_us: Vec<_> = outcome.stderr.lines().filter_map(closed_to_done).collect();
+    all_us.sort_unstable();
+    assert!(all_us.len() >= 20, "{all_us:?}");
+    // Once it is known, it takes no time. To wait takes a millisecond here.
+    assert!(all_us[all_us.len() / 2] < 100, "{all_us:?}");
+    daemon.kill();
 }
 
 /// The daemon opens the next gate long before the governor behind it has its answer.
