@@ -79,6 +79,12 @@ class OpenGate(unittest.TestCase):
         self.assertEqual(open_gate.beside_neighbours(rates, "100"), [0.9])
         self.assertEqual(open_gate.beside_neighbours(rates, "99"), [0.5])
 
+    def test_the_median_step_tells_the_speed(self):
+        took = [[1.0, 9.9, 2.0], [2.0, 9.9, 4.0], [2.5, 9.9, 5.0], [3.0, 9.9, 40.0], [9.0, 9.9, 1.0]]
+        program = types.SimpleNamespace(took=took)
+        self.assertEqual(open_gate.median_speed(program, 1.5, 3.0), 200.0)
+        self.assertEqual(open_gate.median_speed(program, 4.0, 5.0), 0.0)
+
 
 class Turns(unittest.TestCase):
     def test_pauses_lie_between_work(self):
@@ -101,14 +107,20 @@ class Latency(unittest.TestCase):
         self.assertAlmostEqual(sum(pauses) / len(pauses), 0.05, delta=0.003)
 
     def test_table_has_a_cell_for_each_column(self):
-        row = {"front": "server", "way": "alone", "rate": 20.0, "rate_of_alone": None, "p99_interval": [0.9, 1.1], **dict.fromkeys(latency.COLUMNS, 1.0)}
+        row = {"front": "server", "way": "alone", "rate": 20.0, "rate_of_alone": None, "p99_interval": [0.9, 1.1], "p99_rounds": [1.0, 1.1], **dict.fromkeys(latency.COLUMNS, 1.0)}
         lines = latency.table([row]).splitlines()
-        self.assertEqual({line.count("|") for line in lines}, {len(latency.COLUMNS) + 7})
+        self.assertEqual({line.count("|") for line in lines}, {len(latency.COLUMNS) + 8})
 
     def test_processes_are_those_that_the_ways_need(self):
         chosen = types.SimpleNamespace(fronts=["server"])
         self.assertEqual(latency.needed(chosen, ["mps", "mps-priority"]), [("mps", "back"), ("mps", "server"), ("mps-low", "back")])
         self.assertEqual(latency.needed(chosen, []), [])
+        self.assertEqual(latency.needed(chosen, ["by-itself"]), [("sluice", "server")])
+
+    def test_rounds_of_a_way_are_taken_together(self):
+        found = latency.Found()
+        found.rounds = [([5.0, 7.0], [5.0, 6.0], 2.0, 1.5), ([6.0], [6.0], 2.5, None)]
+        self.assertEqual(found.all(), ([5.0, 7.0, 6.0], [5.0, 6.0, 6.0], 4.5, [1.5]))
 
 
 class Picture(unittest.TestCase):
@@ -208,6 +220,10 @@ class Programs(unittest.TestCase):
 
 
 class SeveralGpus(unittest.TestCase):
+    def test_charges_are_parts_of_the_time_by_device(self):
+        text = several_gpus.parts([{"a": 0, "b": 500_000}, {}], [{"a": 1_000_000, "b": 1_500_000}, {"b": 500_000}], 2.0)
+        self.assertEqual(text, "; charged 0.500/0.500 + 0.250 of the time")
+
     def test_each_case_can_be_chosen_alone(self):
         settings_of = lambda **given: types.SimpleNamespace(**{**several_gpus.SETTINGS, **given})  # noqa: E731
         several_gpus.visible, before = lambda: 2, several_gpus.visible
