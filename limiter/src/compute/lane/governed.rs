@@ -150,7 +150,7 @@ impl Lane {
         }
         let asked = within(self.context, || {
             self.see_progress();
-            self.done.load(Acquire) >= recorded && (!uncovered || self.has_idle_stream())
+            self.done.load(Acquire) >= recorded && (!uncovered || self.has_idle_stream(activity))
         });
         // A context that cannot be entered is gone.
         let drained = asked.unwrap_or_else(|| {
@@ -158,9 +158,6 @@ impl Lane {
             true
         });
         if drained {
-            if let Some(own) = self.in_stream() {
-                own.was_idle(activity);
-            }
             self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
         }
         drained
@@ -168,13 +165,18 @@ impl Lane {
 
     /// Whether the driver says that nothing is left to be done, in the lane's context. For launches that no batch's end
     /// covers, because their thread is busy elsewhere. Nothing is put into the stream for it: in the legacy one an event
-    /// would tie the blocking streams together.
-    fn has_idle_stream(&self) -> bool {
+    /// would tie the blocking streams together. `activity`: the lane's, of before.
+    fn has_idle_stream(&self, activity: u64) -> bool {
         // The calling thread cannot name another thread's default stream; what is in there and not covered is less than
         // a batch. Work that is being captured does not run.
-        self.stream == STREAM_PER_THREAD
-            || is_capturing(self.stream)
-            || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY
+        if self.stream == STREAM_PER_THREAD || is_capturing(self.stream) {
+            return true;
+        }
+        let is_idle = driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+        if let Some(own) = self.in_stream().filter(|_| is_idle) {
+            own.was_idle(activity);
+        }
+        is_idle
     }
 
     /// The same without asking the driver, at a closed gate.

@@ -365,8 +365,10 @@ impl Lane {
             own.proven.store(done > 0, Relaxed);
         }
         let ahead = gate.device_lanes().ahead();
+        // With the batch that comes.
+        let launches = ahead.launches + u64::from(self.batch.load(Relaxed));
         ahead.batches < MOST_AHEAD
-            && ahead.batches * ENTRIES_OF_BATCH + ahead.launches < MOST_ENTRIES
+            && ahead.batches * ENTRIES_OF_BATCH + launches < MOST_ENTRIES
             && ahead.ns(gate.launch_ns()) < AHEAD_NS
     }
 
