@@ -110,6 +110,7 @@ fn decisions() {
                     held_ns: now - since,
                     estimated_ns: used,
                     backlogged_ns: 0,
+                    idle_ns: 0,
                     done: true,
                 };
                 let _ = device.report(grant.worker, grant.lease, report, now);

@@ -78,6 +78,13 @@ impl GatePages {
         self.pages.get(&worker).is_some_and(|own| own.page.stop_early(device, lease.0))
     }
 
+    /// Says whether a lease may be kept while it is not used.
+    pub(super) fn let_keep(&self, worker: WorkerId, device: GpuId, lease: LeaseId, may: bool) {
+        if let Some(own) = self.pages.get(&worker) {
+            own.page.let_keep(device, lease.0, may);
+        }
+    }
+
     /// Takes out the leases whose ends were reached, and those of which that is not clear. `called`:
     /// its process has just said something.
     pub(super) fn take_ended(&mut self, called: Option<HeldLease>) -> Vec<HeldLease> {

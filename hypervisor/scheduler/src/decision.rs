@@ -296,6 +296,7 @@ impl Scheduler {
             revoked: false,
             stopped: false,
             passed: false,
+            may_keep: false,
             keeps_since: None,
             kept_ns: 0,
         });

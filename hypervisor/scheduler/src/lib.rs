@@ -527,7 +527,7 @@ mod tests {
         for worker in 1..=3 {
             scheduler.join(WorkerId(worker), session).unwrap();
         }
-        let done = Told { held_ns: MS, estimated_ns: MS / 10, backlogged_ns: 0, done: true };
+        let done = Told { held_ns: MS, estimated_ns: MS / 10, ..Told::UNUSED };
         let has = |scheduler: &mut Scheduler, worker, at| {
             scheduler.ask(WorkerId(worker), at).unwrap();
             let [grant] = scheduler.decide(at)[..] else { panic!("one is granted") };

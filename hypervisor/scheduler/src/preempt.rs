@@ -9,7 +9,7 @@ use limits::Priority;
 use limits::turns::TakingTurns;
 
 use super::account::Paid;
-use super::worker::Held;
+use super::worker::{Held, Worker};
 use super::{Handover, LeaseId, ScheduleError, Scheduler, SessionId, WorkerId};
 
 /// How often the length of rounds is set.
@@ -39,6 +39,35 @@ impl Scheduler {
     pub fn to_stop(&mut self, now: u64) -> Vec<(WorkerId, LeaseId)> {
         self.stop_turns(now);
         core::mem::take(&mut self.stops)
+    }
+
+    /// Leases that their workers may keep from now on while they do not use them, because nobody else holds or waits,
+    /// or may not any more. Each change is named once. To be called after [`Self::decide`].
+    pub fn to_keep(&mut self, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
+        let stoppable = self.holding.iter().filter_map(|&id| Some((id, self.stoppable(id)?)));
+        let holders: Vec<(WorkerId, Held)> = stoppable.collect();
+        let is_alone = self.holding.len() == 1 && !holders.is_empty() && !self.is_waited_for(now);
+        let mut changes = Vec::new();
+        for (id, held) in holders {
+            let may_keep = is_alone && !self.is_of_several(id);
+            if may_keep == held.may_keep {
+                continue;
+            }
+            if let Some(own) = self.workers.get_mut(&id).and_then(|state| state.held.as_mut()) {
+                own.may_keep = may_keep;
+                changes.push((id, held.lease, may_keep));
+            }
+        }
+        changes
+    }
+
+    /// Whether a worker waits, whatever for, or did so just now: its next question is on its way.
+    fn is_waited_for(&self, now: u64) -> bool {
+        let comes_back = |worker: &Worker| {
+            !worker.held.is_some_and(|held| held.counts())
+                && worker.was_active_within(self.tuning.message_ns, now)
+        };
+        !self.asking.is_empty() || self.workers.values().any(comes_back)
     }
 
     /// Sets the length of a round.

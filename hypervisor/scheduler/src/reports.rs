@@ -56,7 +56,9 @@ impl Scheduler {
         };
         if !held.revoked {
             let worked_ns = if company.others > 0 { calibrated } else { alone };
-            let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
+            // What was kept because nobody waited says nothing of how the device would be used.
+            let held_ns = told.held_ns - told.idle_ns;
+            let backlogged_ns = told.backlogged_ns.min(held_ns);
             let busy = backlogged_ns / 9 >= held_ns / 10;
             if company.others == 0 && !company.shared && busy {
                 state.density.calibrate(held_ns, told.estimated_ns);

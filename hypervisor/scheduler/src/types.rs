@@ -37,19 +37,23 @@ pub struct Told {
     pub estimated_ns: u64,
     /// The part of it in which the worker always had work queued.
     pub backlogged_ns: u64,
+    /// The part of it in which the worker had no work and kept the lease, because nobody waited for it.
+    pub idle_ns: u64,
     /// Whether the lease is over and its work done.
     pub done: bool,
 }
 
 impl Told {
     /// The lease is over and was not used at all.
-    pub const UNUSED: Self = Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done: true };
+    pub const UNUSED: Self =
+        Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, idle_ns: 0, done: true };
 
     pub(super) fn at_most(self, measured_ns: u64) -> Self {
         let held_ns = self.held_ns.min(measured_ns);
         let estimated_ns = self.estimated_ns.min(held_ns);
         let backlogged_ns = self.backlogged_ns.min(held_ns);
-        Self { held_ns, estimated_ns, backlogged_ns, ..self }
+        let idle_ns = self.idle_ns.min(held_ns);
+        Self { held_ns, estimated_ns, backlogged_ns, idle_ns, ..self }
     }
 }
 

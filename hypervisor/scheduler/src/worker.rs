@@ -26,6 +26,8 @@ pub(super) struct Held {
     /// Its worker says that all its work is done, or it was stopped and takes long. Others no longer wait for it, but
     /// its report is awaited.
     pub(super) passed: bool,
+    /// Its worker was told that it may keep it while it does not use it.
+    pub(super) may_keep: bool,
     /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
     /// since `told_at`.
     pub(super) keeps_since: Option<u64>,

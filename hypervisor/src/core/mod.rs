@@ -422,6 +422,7 @@ fn told(report: &LeaseReport) -> Told {
         held_ns: report.held_us.saturating_mul(1_000),
         estimated_ns: report.estimated_us.saturating_mul(1_000),
         backlogged_ns: report.backlogged_us.saturating_mul(1_000),
+        idle_ns: report.idle_us.saturating_mul(1_000),
         done: report.done,
     }
 }

@@ -68,6 +68,9 @@ impl DaemonState {
                 break;
             }
         }
+        for (worker, lease, may) in self.node.kept(uuid, now) {
+            self.gates.let_keep(worker, uuid, lease, may);
+        }
     }
 
     /// Takes back a lease of which the worker was not told. If its gate was opened, the worker may have

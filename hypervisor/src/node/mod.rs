@@ -563,6 +563,11 @@ impl Node {
         stopped
     }
 
+    /// The leases that may be kept from now on while they are not used, or may not any more.
+    pub(crate) fn kept(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
+        self.devices.get_mut(&uuid).map(|device| device.to_keep(now)).unwrap_or_default()
+    }
+
     /// Takes back a grant that could not be delivered.
     pub(crate) fn give_back(&mut self, uuid: GpuId, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(device) = self.devices.get_mut(&uuid) {

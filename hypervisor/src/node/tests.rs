@@ -382,6 +382,7 @@ fn is_stopped(handover: Option<Handover>) -> bool {
                         held_ns: used,
                         estimated_ns: used,
                         backlogged_ns: used,
+                        idle_ns: 0,
                         done: true,
                     };
                     device.report(worker, lease, told, now).unwrap();

@@ -318,6 +318,7 @@ impl Worker {
             held_us,
             estimated_us: held_us / 10,
             backlogged_us: 0,
+            idle_us: 0,
             done: true,
         };
         match self.call(worker, Some(report), None) {

@@ -92,6 +92,7 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
             held_us: 1,
             estimated_us: 1,
             backlogged_us: 0,
+            idle_us: 0,
             done: true,
         };
         admission(&client, worker, Some(report), None).unwrap();

@@ -85,6 +85,7 @@ fn helper_that_goes_on() {
                 held_us: now - told,
                 estimated_us: used,
                 backlogged_us: if density > 0.95 { now - told } else { 0 },
+                idle_us: 0,
                 done: now >= ends || now >= end,
             };
             if report.done {

@@ -95,7 +95,7 @@ impl Account {
 
     /// What the own account is charged: of devices that are held together all of the time, whichever of them works.
     fn charge(lease: Lease, used: Used) -> u64 {
-        if lease.of_several { used.held_ns } else { used.alone() }
+        if lease.of_several { used.needed_ns() } else { used.alone() }
     }
 
     /// The account that a lease is of: the device's, or that of several.
@@ -282,7 +282,7 @@ impl Account {
             used_elsewhere(self.gate, used);
         }
         match &mut self.daemon {
-            Some(daemon) if lease.to_catch_up => daemon.used_outside(used.held_ns),
+            Some(daemon) if lease.to_catch_up => daemon.used_outside(used.needed_ns()),
             Some(daemon) => daemon.used_by_own_account(Self::charge(lease, used)),
             None => {}
         }
@@ -331,6 +331,6 @@ pub(super) fn ring(page: &PageLayout) {
 fn used_elsewhere(gate: &Gate, used: Used) {
     let sure = if gate.is_shared() { used.estimated_ns.min(used.held_ns) } else { used.alone() };
     if let Some(mut opened) = gate.ledger().open() {
-        opened.used_elsewhere(clock::now(), used.held_ns, used.alone(), sure);
+        opened.used_elsewhere(clock::now(), used.needed_ns(), used.alone(), sure);
     }
 }

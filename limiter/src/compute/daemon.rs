@@ -394,6 +394,7 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
         held_us: used.held_ns / 1000,
         estimated_us: used.estimated_ns / 1000,
         backlogged_us: used.backlogged_ns / 1000,
+        idle_us: used.idle_ns / 1000,
         done,
     }
 }

@@ -125,6 +125,11 @@ impl StreamGate {
         self.block().is_stopped(lease)
     }
 
+    /// Whether a lease may be kept while it is not used: nobody waits for it.
+    pub(super) fn may_keep(&self, lease: u64) -> bool {
+        self.block().may_keep(lease)
+    }
+
     /// How often it was rung, for [`Self::sleep`].
     pub(super) fn rings(&self) -> u32 {
         self.block().rings()

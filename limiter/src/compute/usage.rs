@@ -39,9 +39,21 @@ pub(super) struct Used {
     pub(super) estimated_ns: u64,
     /// For how much of it work was always queued.
     pub(super) backlogged_ns: u64,
+    /// For how much of it there was no work, and nobody else waited either.
+    pub(super) idle_ns: u64,
 }
 
 impl Used {
+    /// The same, where there was no work at its beginning: what of it is not known to be used was idle.
+    pub(super) fn from_idle(self) -> Self {
+        Self { idle_ns: self.held_ns - self.alone(), ..self }
+    }
+
+    /// For how long the program held what others might have wanted.
+    pub(super) const fn needed_ns(self) -> u64 {
+        self.held_ns.saturating_sub(self.idle_ns)
+    }
+
     /// What is charged where no other session used the device.
     pub(super) fn alone(self) -> u64 {
         self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
@@ -53,13 +65,14 @@ impl core::ops::AddAssign for Used {
         self.held_ns = self.held_ns.saturating_add(other.held_ns);
         self.estimated_ns = self.estimated_ns.saturating_add(other.estimated_ns);
         self.backlogged_ns = self.backlogged_ns.saturating_add(other.backlogged_ns);
+        self.idle_ns = self.idle_ns.saturating_add(other.idle_ns);
     }
 }
 
 impl Used {
     /// Time in which the device is busy with the program's work.
     pub(super) const fn busy(ns: u64) -> Self {
-        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns }
+        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
     }
 }
 
@@ -111,7 +124,7 @@ impl Usage {
             .saturating_add(backlogged_ns)
             .clamp(told_ns.saturating_sub(FAR_APART_NS), told_ns.saturating_add(FAR_APART_NS));
         self.at = now.max(self.at);
-        Used { held_ns, estimated_ns, backlogged_ns }
+        Used { held_ns, estimated_ns, backlogged_ns, idle_ns: 0 }
     }
 
     /// Everything launched has been done.

@@ -145,6 +145,10 @@ pub struct LeaseReport {
     /// Time for which the process always had work queued, in microseconds. If it had the device to
     /// itself, it was busy for at least this long.
     pub backlogged_us: u64,
+    /// The part of the time held, in microseconds, in which the process had no work and kept the lease because nobody
+    /// waited for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub idle_us: u64,
     /// Whether the lease is over and its work done; otherwise it is still held.
     pub done: bool,
 }
@@ -153,7 +157,14 @@ impl LeaseReport {
     /// A lease that has ended and was used all the time.
     #[must_use]
     pub const fn busy(lease: u64, held_us: u64) -> Self {
-        Self { lease, held_us, estimated_us: held_us, backlogged_us: held_us, done: true }
+        Self {
+            lease,
+            held_us,
+            estimated_us: held_us,
+            backlogged_us: held_us,
+            idle_us: 0,
+            done: true,
+        }
     }
 }
 

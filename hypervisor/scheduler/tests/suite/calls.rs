@@ -22,7 +22,7 @@ fn scheduler(sessions: &[((SessionId, WorkerId), u32)]) -> Scheduler {
 
 fn told(held_ms: u64, used_ms: u64, done: bool) -> Told {
     let (held_ns, estimated_ns) = (held_ms * MS, used_ms * MS);
-    Told { held_ns, estimated_ns, backlogged_ns: 0, done }
+    Told { held_ns, estimated_ns, backlogged_ns: 0, idle_ns: 0, done }
 }
 
 fn granted(scheduler: &mut Scheduler, worker: WorkerId, now: u64) -> Option<Grant> {
@@ -131,8 +131,13 @@ fn an_undelivered_grant_costs_nothing() {
 
 #[test]
 fn hostile_figures_are_cut_off() {
-    let hostile =
-        Told { held_ns: u64::MAX, estimated_ns: u64::MAX, backlogged_ns: u64::MAX, done: false };
+    let hostile = Told {
+        held_ns: u64::MAX,
+        estimated_ns: u64::MAX,
+        backlogged_ns: u64::MAX,
+        idle_ns: 0,
+        done: false,
+    };
     for density in [1, 10] {
         let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
         learn(&mut scheduler, LONE.1, 100, density);
@@ -235,6 +240,30 @@ fn a_low_holder_with_gates_in_its_streams_is_stopped_for_a_high_one() {
     }
     let mut scheduler = Scheduler::new(Tuning::default());
     assert!(scheduler.set_handover(LONE.1, Handover::InStream).is_err());
+}
+
+#[test]
+fn a_lease_may_be_kept_while_nobody_else_holds_or_waits() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+    // Nobody could end it early.
+    assert!(scheduler.to_keep(100 * MS).is_empty());
+    scheduler.set_handover(LONE.1, Handover::InStream).unwrap();
+    // Each change is told once.
+    assert_eq!(scheduler.to_keep(101 * MS), [(LONE.1, grant.lease, true)]);
+    assert!(scheduler.to_keep(101 * MS).is_empty());
+    // What is kept is no use of the device: what it is known to be stays.
+    let idle = Told { held_ns: 20 * MS, idle_ns: 20 * MS, ..told(0, 0, false) };
+    assert!(scheduler.report(LONE.1, grant.lease, idle, 121 * MS).unwrap());
+    let view = scheduler.view(121 * MS);
+    assert_eq!((view.sessions[0].charged_ns, view.sessions[0].density_ppm), (0, None));
+    assert!(scheduler.renew(LONE.1, grant.lease, 121 * MS).is_some());
+    assert_eq!(granted(&mut scheduler, OTHER.1, 122 * MS), None);
+    assert_eq!(scheduler.to_keep(122 * MS), [(LONE.1, grant.lease, false)]);
+    // Who asked a moment ago will ask again.
+    scheduler.withdraw(OTHER.1, 123 * MS);
+    assert!(scheduler.to_keep(123 * MS).is_empty());
+    assert_eq!(scheduler.to_keep(133 * MS), [(LONE.1, grant.lease, true)]);
 }
 
 /// What a stopped lease has running may take long. Then the hardware slices.

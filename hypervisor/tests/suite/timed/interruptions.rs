@@ -147,6 +147,7 @@ fn a_daemon_that_stood_still() {
             held_us: 5_000,
             estimated_us: 5_000,
             backlogged_us: 5_000,
+            idle_us: 0,
             done: false,
         });
         let ask = Some(10_000_000);

@@ -86,8 +86,8 @@ impl LeaseUtilization {
     const OVER_NS: f64 = 200e6;
 
     fn add(&mut self, used: Used) {
-        if used.held_ns > 0 {
-            let held = used.held_ns as f64;
+        if used.needed_ns() > 0 {
+            let held = used.needed_ns() as f64;
             let latest = used.alone() as f64 / held;
             let old = self.0.unwrap_or(latest);
             self.0 = Some(old + (latest - old) * held / (held + Self::OVER_NS));

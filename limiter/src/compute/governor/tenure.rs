@@ -22,6 +22,8 @@ const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
 /// The same where others use the device as well, and a handover is cheap.
 const LITTLE_PATIENCE_NS: u64 = 2_000_000;
+/// For how long a program may not use a lease that nobody else waits for: the daemon says when somebody does.
+const KEEP_NS: u64 = 250_000_000;
 const LEAST_BEFORE_NS: u64 = 500_000;
 /// How often it looks after the budget while threads wait for it.
 const BUDGET_NS: u64 = 300_000;
@@ -48,6 +50,8 @@ pub(super) struct Tenure {
     measured: Option<Measured>,
     /// What had been done when something was last seen to be, and when that was.
     progressed: (u64, u64),
+    /// It is not used, and kept because nobody else waits for it.
+    is_kept: bool,
 }
 
 /// See [`Tenure::measure`].
@@ -89,6 +93,7 @@ impl Tenure {
             renew_at,
             measured: None,
             progressed,
+            is_kept: false,
         }
     }
 
@@ -129,7 +134,7 @@ impl Tenure {
         let stalls = gate.stall().lasts(|| gate.lanes().progress());
         let busy_since = if stalls { Some(0) } else { busy_since };
         let used = gate.look(now, |totals| self.usage.until(now, totals, busy_since));
-        self.used += used;
+        self.used += if core::mem::take(&mut self.is_kept) { used.from_idle() } else { used };
     }
 
     /// The same while what is left is being done. Where no other session uses the device that is all of the
@@ -177,6 +182,7 @@ impl Tenure {
             let shared = self.gate.is_shared();
             let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
             self.measure(now, busy_since);
+            let was_kept = self.is_kept;
             self.look(now, if works { Some(0) } else { busy_since });
             if goes_on {
                 idle_since = None;
@@ -187,12 +193,18 @@ impl Tenure {
                 let since = *idle_since.get_or_insert(now);
                 let idle_ns = now.saturating_sub(since);
                 if idle_ns >= self.patience_with_idleness(utilization) {
-                    if self.gate.stream_gate().is_some() {
+                    if self.gate.stream_gate().is_some() && !was_kept {
                         // It was not needed: what the program leaves idle is what is in between.
-                        self.used.held_ns = self.used.held_ns.saturating_sub(idle_ns);
+                        self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
                     }
-                    tracing::trace!("device {}: given up: {lanes:?}", self.gate.ledger().uuid());
-                    return;
+                    self.is_kept = idle_ns < KEEP_NS && self.may_be_kept();
+                    if !self.is_kept {
+                        tracing::trace!(
+                            "device {}: given up: {lanes:?}",
+                            self.gate.ledger().uuid()
+                        );
+                        return;
+                    }
                 }
             }
             drop(inside);
@@ -226,6 +238,12 @@ impl Tenure {
             _ if utilization.is_sparse() => PATIENCE_NS,
             _ => IMPATIENCE_NS,
         }
+    }
+
+    /// Whether nobody else waits for the lease.
+    fn may_be_kept(&self) -> bool {
+        let gate = self.gate.stream_gate();
+        self.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.may_keep(lease))
     }
 
     /// Tells how much may be launched ahead: what the lease has left, if all of it is this process's (a sibling uses
@@ -284,7 +302,7 @@ impl Tenure {
                 gate.budget().sleep_unless_wanted(left);
             }
             let left = until.saturating_sub(clock::now());
-            if left == 0 || self.is_stopped() {
+            if left == 0 || self.is_stopped() || self.is_kept && !self.may_be_kept() {
                 return;
             }
             if gate.budget().is_wanted() {
@@ -308,7 +326,7 @@ impl Tenure {
     fn until_look(&self, now: u64) -> u64 {
         if self.gate.stream_gate().is_some() && self.gate.collectives().catch_up() {
             POLL_NS
-        } else if self.gate.stream_gate().is_some() && self.lease.id.is_some() {
+        } else if self.gate.stream_gate().is_some() && self.lease.id.is_some() && !self.is_kept {
             SHORTEST_LOOK_NS
         } else {
             until_look(now).min(now.saturating_sub(self.begun).max(FIRST_LOOK_NS))

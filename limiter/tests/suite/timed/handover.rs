@@ -1,7 +1,7 @@
 //! From one program's last work to the opening of the next one's gate.
 
 use super::daemon::{daemon, limited, socket};
-use crate::common::{Outcome, Stage, start};
+use crate::common::{Outcome, Running, Stage, start};
 use limits::env::{GATES, LOG};
 
 /// A gate was opened at the first moment, and its governor saw that at the second; or its work was done.
@@ -35,17 +35,68 @@ fn seen(outcome: &Outcome) -> Vec<Seen> {
     outcome.stderr.lines().filter_map(line).collect()
 }
 
+/// Starts a tenant of half a device with its gates in its streams.
+fn in_stream(stage: &Stage, name: &str, arguments: &str) -> Running {
+    let mut command = limited(stage, name, 50, &socket(stage));
+    command.env(GATES, "stream").env(LOG, "trace");
+    start(command.args(arguments.split(' ')))
+}
+
+/// Twenty requests a second.
+const REQUESTS: &str = "requests --burst-ms 4 --rate 20 --kernel-us 100 --seconds 3";
+
+/// A program that pauses keeps its lease while nobody waits for it, and its next request begins at an open gate.
+#[test]
+fn a_lease_that_nobody_waits_for_is_kept() {
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let outcome = in_stream(&stage, "one", REQUESTS).end();
+    assert_eq!(outcome.code(), 0, "{outcome:#?}");
+    let opened = seen(&outcome).iter().filter(|seen| matches!(seen, Seen::Open(..))).count();
+    // Sixty requests. One in a hundred comes when it has been given up, and the first ones before it is known.
+    assert!((1..15).contains(&opened), "{opened}");
+    daemon.kill();
+}
+
+/// Whoever comes to wait for a lease that is kept and not used has it soon, and not when it ends.
+#[test]
+fn a_kept_lease_is_given_up_once_it_is_waited_for() {
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let rarely = "requests --burst-ms 2 --rate 5 --kernel-us 100 --seconds 5";
+    let programs = ["one", "two"].map(|name| in_stream(&stage, name, rarely));
+    let mut waits_us = Vec::new();
+    for program in programs {
+        let outcome = program.end();
+        assert_eq!(outcome.code(), 0, "{outcome:#?}");
+        let mut asked = None;
+        for line in outcome.stderr.lines() {
+            asked = number(line, ": asked at ").or(asked);
+            if let Some((open, asked)) =
+                number(line, ": open at ").zip(asked.take_if(|_| line.contains(": open at ")))
+            {
+                waits_us.push(open.saturating_sub(asked) / 1_000);
+            }
+        }
+    }
+    waits_us.sort_unstable();
+    println!("{waits_us:?}");
+    assert!(waits_us.len() >= 20, "{waits_us:?}");
+    // A lease is renewed every 15 ms.
+    assert!(waits_us[waits_us.len() / 2] < 2_000, "{waits_us:?}");
+    daemon.kill();
+}
+
 /// A program that pauses has nothing left to be done when its gate closes, and its governor knows that: it does not wait
 /// for what the last launches are estimated to take.
 #[test]
 fn an_idle_device_is_handed_over_at_once() {
     let stage = Stage::new();
     let daemon = daemon(&stage);
-    let mut command = limited(&stage, "one", 50, &socket(&stage));
-    command.env(GATES, "stream").env(LOG, "trace");
-    let requests = "requests --burst-ms 4 --rate 20 --kernel-us 100 --seconds 3";
-    let outcome = start(command.args(requests.split(' '))).end();
-    assert_eq!(outcome.code(), 0, "{outcome:#?}");
+    // Otherwise it keeps its lease.
+    let other = in_stream(&stage, "two", "dense --kernel-us 100 --seconds 4");
+    let outcome = in_stream(&stage, "one", REQUESTS).end();
+    assert_eq!((outcome.code(), other.end().code()), (0, 0), "{outcome:#?}");
     let closed_to_done = |line: &str| {
         let at = number(line, ": drained at ")?;
         number(line, &format!(": drained at {at}, "))

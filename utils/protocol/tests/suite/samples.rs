@@ -48,6 +48,7 @@ pub(crate) fn admission() -> Admission {
         held_us: 20_000,
         estimated_us: 12_500,
         backlogged_us: 11_000,
+        idle_us: 0,
         done: true,
     };
     Admission {

@@ -94,8 +94,15 @@ impl GateBlock {
         protocol::is_stopped(Some(lease), self.stop.load(Acquire))
     }
 
+    /// Whether a lease may be kept while it is not used, because nobody waits for it. The bell rings when somebody does.
+    #[must_use]
+    pub fn may_keep(&self, lease: u64) -> bool {
+        lease != 0 && self.keep.load(Acquire) == lease
+    }
+
     /// The process registers anew: leases are numbered from the start again.
     pub fn forget_leases(&self) {
+        self.keep.store(0, Release);
         self.stop.store(0, Release);
         self.granted.store(0, Release);
         self.ended.store(0, Release);
@@ -160,6 +167,14 @@ impl GateBlock {
             self.granted.store(lease, Release);
         }
         opened
+    }
+
+    /// Says whether a lease may be kept while it is not used.
+    pub(super) fn let_keep(&self, lease: u64, may: bool) {
+        self.keep.store(if may { lease } else { 0 }, Release);
+        if !may {
+            self.ring();
+        }
     }
 
     /// The word that changes when a lease's work is done.

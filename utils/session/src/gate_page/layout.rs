@@ -39,8 +39,11 @@ pub struct GateBlock {
     pub(super) bell: AtomicU32,
     /// Number of the last lease whose work is done, modulo 2^32. The daemon sleeps on it.
     pub(super) ended: AtomicU32,
+    /// Number of the lease that the process may keep while it does not use it: nobody waits for it. Zero: none. A daemon
+    /// that does not know this field leaves it so.
+    pub(super) keep: AtomicU64,
     /// For later fields.
-    pub(super) more_unused: [AtomicU32; 8],
+    pub(super) more_unused: [AtomicU32; 6],
 }
 
 /// A page.
@@ -76,6 +79,7 @@ mod tests {
         assert_eq!(offset_of!(GateBlock, granted_at), 80);
         assert_eq!(offset_of!(GateBlock, bell), 88);
         assert_eq!(offset_of!(GateBlock, ended), 92);
+        assert_eq!(offset_of!(GateBlock, keep), 96);
         assert_eq!(size_of::<GateBlock>(), 128);
         assert_eq!(LENGTH, 12_288);
     }

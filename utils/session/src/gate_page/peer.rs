@@ -72,6 +72,14 @@ impl PeerGatePage {
         self.block(device).map(|block| block.stop_early(lease)).is_some()
     }
 
+    /// Says whether a lease on a device may be kept while it is not used: nobody waits for it. Once somebody does, the
+    /// process is woken.
+    pub fn let_keep(&self, device: GpuId, lease: u64, may: bool) {
+        if let Some(block) = self.block(device) {
+            block.let_keep(lease, may);
+        }
+    }
+
     /// Opens the gate of a device for a lease. `word`: what its process named when it asked, and
     /// has not withdrawn since. `false`: the process has to open it itself.
     pub fn grant(&self, device: GpuId, lease: u64, word: u32) -> bool {

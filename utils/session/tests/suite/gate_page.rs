@@ -77,6 +77,27 @@ fn a_lease_is_ended_early_and_the_next_one_is_not() {
 }
 
 #[test]
+fn a_lease_may_be_kept_until_somebody_waits() {
+    let page = GatePage::create().unwrap();
+    let block = page.block(page.block_of(DEVICE).unwrap());
+    let peer = PeerGatePage::map(page.as_fd()).unwrap();
+    assert!(!block.may_keep(7) && !block.may_keep(0));
+    let rings = block.rings();
+    peer.let_keep(OTHER, 7, true);
+    assert!(!block.may_keep(7));
+    peer.let_keep(DEVICE, 7, true);
+    assert!(block.may_keep(7) && !block.may_keep(8) && !block.may_keep(0));
+    assert_eq!(block.rings(), rings);
+    peer.let_keep(DEVICE, 7, false);
+    assert!(!block.may_keep(7) && !block.may_keep(0));
+    // The bell has rung, so nobody sleeps.
+    block.wait(rings, LONG);
+    peer.let_keep(DEVICE, 8, true);
+    block.forget_leases();
+    assert!(!block.may_keep(8));
+}
+
+#[test]
 fn a_grant_opens_the_gate_of_the_ask_that_it_answers() {
     let page = GatePage::create().unwrap();
     let block = page.block(page.block_of(DEVICE).unwrap());

@@ -415,6 +415,7 @@ impl Simulation {
             held_ns: until - mine.told_at,
             estimated_ns: if others { used_ns * part / 1000 } else { used_ns },
             backlogged_ns: mine.backlogged_ns.saturating_sub(if first { missing_ns } else { 0 }),
+            idle_ns: 0,
             done,
         };
         let from = mine.told_at;

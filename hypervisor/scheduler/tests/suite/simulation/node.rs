@@ -134,7 +134,7 @@ impl Node {
 
     fn told(&self, held: &Held, done: bool) -> Told {
         let held_ns = self.now - held.told;
-        Told { held_ns, estimated_ns: held.used, backlogged_ns: held.queued, done }
+        Told { held_ns, estimated_ns: held.used, backlogged_ns: held.queued, idle_ns: 0, done }
     }
 
     /// What the limiters of the sessions do now, and what the schedulers make of it.

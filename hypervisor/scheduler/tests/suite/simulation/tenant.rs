@@ -25,25 +25,25 @@ pub(crate) enum Words {
 
 impl Words {
     pub(super) fn about(self, truth: Told, alone: bool, dice: &mut Dice) -> Told {
-        let Told { held_ns, estimated_ns, backlogged_ns, done } = truth;
+        let Told { held_ns, estimated_ns, backlogged_ns, .. } = truth;
         let part = |part: u64| estimated_ns * part / 1000;
         match self {
             Self::True => truth,
-            Self::Nothing => Told { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done },
-            Self::Idle => Told { held_ns, estimated_ns: 0, backlogged_ns: 0, done },
+            Self::Nothing => Told { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, ..truth },
+            Self::Idle => Told { estimated_ns: 0, backlogged_ns: 0, idle_ns: held_ns, ..truth },
             Self::Part { part: thousandths, queued } => {
                 let backlogged_ns = if queued { held_ns } else { 0 };
-                Told { held_ns, estimated_ns: part(thousandths), backlogged_ns, done }
+                Told { estimated_ns: part(thousandths), backlogged_ns, ..truth }
             }
             Self::Loss { part: thousandths } => {
                 let estimated_ns = if alone { estimated_ns } else { part(thousandths) };
                 let backlogged_ns = if alone { backlogged_ns } else { held_ns };
-                Told { held_ns, estimated_ns, backlogged_ns, done }
+                Told { estimated_ns, backlogged_ns, ..truth }
             }
             Self::Anything => {
-                let [held_ns, estimated_ns, backlogged_ns] =
-                    [(); 3].map(|()| dice.up_to(held_ns) * dice.up_to(1));
-                Told { held_ns, estimated_ns, backlogged_ns, done }
+                let [held_ns, estimated_ns, backlogged_ns, idle_ns] =
+                    [(); 4].map(|()| dice.up_to(held_ns) * dice.up_to(1));
+                Told { held_ns, estimated_ns, backlogged_ns, idle_ns, ..truth }
             }
         }
     }
