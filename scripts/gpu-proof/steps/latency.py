@@ -2,11 +2,12 @@
 
 A request takes from its arrival until its result is there; what it takes from when it is begun is told as well.
 
-Ways: each alone, by itself under its limits, sliced by the hardware, under the vendor's MPS, without and with its client priorities (the training
-at the lower one), and under Sluice at 50/50 `fixed`, 50/50 `balance`, and with the server at high and the training at
-low priority; that last one also under MPS with its client priorities. The requests are the same in each. Programs
-start all at once, those of MPS after the others, and pause while they are not measured. All ways are measured round after
-round, every other time from the last to the first: a machine may be slower for a while. Each round's p99 is told.
+Ways: each alone; limited, by itself, and the same process without limits (processes differ); sliced by the hardware; under
+the vendor's MPS, without and with its client priorities (the training at the lower one); and under Sluice at 50/50 `fixed`,
+50/50 `balance`, and with the server at high and the training at low priority; that last one also under MPS with its client
+priorities. The requests are the same in each. Programs start all at once, those of MPS after the others, and pause while
+they are not measured. All ways are measured round after round, every other time from the last to the first: a machine may
+be slower for a while. Each round's p99 is told.
 
 With `latency.trace=1` the limiters' traces and what each request took are written as well.
 
@@ -31,10 +32,12 @@ POLICIES = {
     "balance": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "high"]),
     "high-low": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "low"]),
 }
+OPTIONS = {**POLICIES, "none": (["--policy", "none"], [])}
 # Processes that a way needs, those of the server and of the training, and the policy under which they are.
 WAYS = {
     "slicing": ("plain", "plain", None),
     "by-itself": ("sluice", None, "high-low"),
+    "unlimited": ("sluice", None, "none"),
     **{policy: ("sluice", "sluice", policy) for policy in POLICIES},
     "mps": ("mps", "mps", None),
     "mps-priority": ("mps", "mps-low", None),
@@ -155,7 +158,7 @@ class Front:
             self.back_alone.append(steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 6))[0])
             self.step_ms, back = (front.result or {}).get("step_ms"), None
         beside = [one for one in (front, back) if one]
-        for program, options in zip(beside, POLICIES.get(kinds[2], ())):
+        for program, options in zip(beside, OPTIONS.get(kinds[2], ())):
             refused = steered.limit(self.proof, program, *options)
             if refused:
                 raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
@@ -203,7 +206,7 @@ class Front:
                 continue
             low, high = row["p99_interval"]
             rounds = " ".join(f"{one:.1f}" for one in row["p99_rounds"])
-            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}; by round {rounds}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row.get('training_of_alone'))}"
+            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}; by round {rounds}){self.of('alone', row)}{self.of('unlimited', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row.get('training_of_alone'))}"
             ok, wanted = self.verdict(way, row)
             self.proof.check(f"{self.name} beside {self.settings.back}: {way}", None if self.proof.fake else ok, measured, wanted)
 
