@@ -78,6 +78,12 @@ impl GatePages {
         self.pages.get(&worker).is_some_and(|own| own.page.stop_early(device, lease.0))
     }
 
+    /// Takes a lease away that its process keeps and does not use. `false`: it uses it.
+    pub(super) fn take_away(&self, worker: WorkerId, device: GpuId, lease: LeaseId) -> bool {
+        let is_idle = |own: &WorkerPage| own.page.is_idle(device, lease.0);
+        self.pages.get(&worker).is_some_and(is_idle) && self.stop(worker, device, lease)
+    }
+
     /// Says whether a lease may be kept while it is not used.
     pub(super) fn let_keep(&self, worker: WorkerId, device: GpuId, lease: LeaseId, may: bool) {
         if let Some(own) = self.pages.get(&worker) {

@@ -297,6 +297,7 @@ impl Scheduler {
             stopped: false,
             passed: false,
             may_keep: false,
+            idle: false,
             keeps_since: None,
             kept_ns: 0,
         });

@@ -404,7 +404,7 @@ impl Scheduler {
         for member in &session.members {
             let Some(worker) = self.workers.get(member) else { continue };
             let Some(held) = worker.held else { continue };
-            let elapsed = now.saturating_sub(held.told_at);
+            let elapsed = held.unreported_ns(now);
             untold.longest_ns = untold.longest_ns.max(elapsed);
             let used = if held.revoked {
                 elapsed

@@ -37,7 +37,7 @@ impl Scheduler {
         let silent = silent.saturating_sub(tuning.message_ns.min(measured / 4));
         let used = match held {
             // Others went on without this worker, so its report about that time does not count.
-            Held { revoked: true, .. } => measured,
+            Held { revoked: true, .. } => held.unreported_ns(now),
             _ if self.is_found_out(session) => measured,
             // It keeps others off all of its devices, whichever of them works.
             _ if !company.shared && self.is_of_several(worker) => measured,
@@ -76,6 +76,9 @@ impl Scheduler {
             self.claim(worker, held, claim, now);
         }
         self.told(worker, now);
+        if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
+            held.idle = told.held_ns > 0 && told.idle_ns == told.held_ns;
+        }
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && !held.passed
@@ -166,7 +169,7 @@ impl Scheduler {
         self.forget_aside(worker);
         let Some(held) = held else { return };
         self.settle(session, now);
-        let measured = now.saturating_sub(held.told_at);
+        let measured = held.unreported_ns(now);
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(measured, held.paid, turn);
         }

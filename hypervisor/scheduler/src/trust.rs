@@ -105,7 +105,7 @@ impl Scheduler {
         self.settle(session, now);
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(()) };
         // What it has not reported yet is charged later.
-        let unreported_ns = state.held.map_or(0, |held| now.saturating_sub(held.told_at));
+        let unreported_ns = state.held.map_or(0, |held| held.unreported_ns(now));
         let seen = Seen { at: now, charged_ns: state.charged_ns, unreported_ns };
         let then = state.seen.replace(seen);
         let Some(then) = then else { return Ok(()) };

@@ -28,6 +28,8 @@ pub(super) struct Held {
     pub(super) passed: bool,
     /// Its worker was told that it may keep it while it does not use it.
     pub(super) may_keep: bool,
+    /// Its last report said that it was kept and not used.
+    pub(super) idle: bool,
     /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
     /// since `told_at`.
     pub(super) keeps_since: Option<u64>,
@@ -64,6 +66,13 @@ impl Held {
     /// running is a batch. If that takes longer, the hardware's own slicing serves others better than waiting.
     pub(super) fn passes_at(&self, tuning: &Tuning) -> Option<u64> {
         (self.stopped && self.counts()).then(|| self.ends_at.saturating_add(tuning.stopped_ns))
+    }
+
+    /// How much of the time since the last report counts as used if nothing is said of it: all of it. But what was not
+    /// used, and then stood still as its process was stopped, is not used after its end.
+    pub(super) fn unreported_ns(&self, now: u64) -> u64 {
+        let until = if self.idle { now.min(self.ends_at.max(self.told_at)) } else { now };
+        until.saturating_sub(self.told_at)
     }
 
     /// When others stop waiting for it if no further report comes.

@@ -31,6 +31,7 @@ impl DaemonState {
     /// Ends leases early and hands out those that can be granted on a device. A grant that no call takes is given
     /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
     pub(super) fn hand_out(&mut self, uuid: GpuId, now: u64) {
+        self.say_who_keeps(uuid, now);
         loop {
             let mut refused = false;
             let mut grants = self.node.decide_together(now);
@@ -68,8 +69,18 @@ impl DaemonState {
                 break;
             }
         }
+        self.say_who_keeps(uuid, now);
+    }
+
+    /// Tells processes whether they may keep their leases on a device. What one keeps and does not use is over once
+    /// somebody waits for it.
+    fn say_who_keeps(&mut self, uuid: GpuId, now: u64) {
         for (worker, lease, may) in self.node.kept(uuid, now) {
-            self.gates.let_keep(worker, uuid, lease, may);
+            if may || !self.gates.take_away(worker, uuid, lease) {
+                self.gates.let_keep(worker, uuid, lease, may);
+            } else {
+                self.node.ended(uuid, worker, lease, now);
+            }
         }
     }
 

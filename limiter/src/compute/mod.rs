@@ -187,6 +187,9 @@ fn launch_slowly(
         }
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
+        if let Some(stream_gate) = gate.stream_gate() {
+            stream_gate.goes_on();
+        }
         let is_open = lane::enter(gate, stream, lane.as_ref());
         // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
         // the driver waits with that for streams that are held, and other threads for the driver.

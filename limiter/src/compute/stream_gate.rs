@@ -130,6 +130,16 @@ impl StreamGate {
         self.block().may_keep(lease)
     }
 
+    /// A lease is kept and not used: the daemon may take it away.
+    pub(super) fn rests(&self, lease: u64) {
+        self.block().rests(lease);
+    }
+
+    /// Something is about to be launched.
+    pub(super) fn goes_on(&self) {
+        self.block().goes_on();
+    }
+
     /// How often it was rung, for [`Self::sleep`].
     pub(super) fn rings(&self) -> u32 {
         self.block().rings()

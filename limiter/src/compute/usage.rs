@@ -45,7 +45,7 @@ pub(super) struct Used {
 
 impl Used {
     /// The same, where there was no work at its beginning: what of it is not known to be used was idle.
-    pub(super) fn from_idle(self) -> Self {
+    pub(super) fn after_idle(self) -> Self {
         Self { idle_ns: self.held_ns - self.alone(), ..self }
     }
 

@@ -266,6 +266,26 @@ fn a_lease_may_be_kept_while_nobody_else_holds_or_waits() {
     assert_eq!(scheduler.to_keep(133 * MS), [(LONE.1, grant.lease, true)]);
 }
 
+/// A process that is stopped, as `docker pause` does it, while it keeps a lease does not use it.
+#[test]
+fn a_kept_lease_of_a_stopped_process_costs_nothing_after_its_end() {
+    let charged = |idle_ms: u64| {
+        let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+        scheduler.set_handover(LONE.1, Handover::InStream).unwrap();
+        let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+        let last = Told { idle_ns: idle_ms * MS, ..told(10, 10 - idle_ms, false) };
+        assert!(scheduler.report(LONE.1, grant.lease, last, 110 * MS).unwrap());
+        // It ends by itself, and others go on.
+        assert_eq!(granted(&mut scheduler, OTHER.1, 120 * MS), None);
+        assert_eq!(scheduler.decide(2_000 * MS).len(), 1);
+        assert!(scheduler.report(LONE.1, grant.lease, told(0, 0, true), 5_000 * MS).unwrap());
+        scheduler.view(5_000 * MS).sessions[0].charged_ns / MS
+    };
+    assert_eq!((charged(0), charged(9)), (10 + 4_890, 1 + 4_890));
+    // No more than until its end: it may have gone on.
+    assert!(charged(10) <= 30, "{}", charged(10));
+}
+
 /// What a stopped lease has running may take long. Then the hardware slices.
 #[test]
 fn others_wait_for_a_stopped_lease_for_a_moment_only() {

@@ -134,7 +134,7 @@ impl Tenure {
         let stalls = gate.stall().lasts(|| gate.lanes().progress());
         let busy_since = if stalls { Some(0) } else { busy_since };
         let used = gate.look(now, |totals| self.usage.until(now, totals, busy_since));
-        self.used += if core::mem::take(&mut self.is_kept) { used.from_idle() } else { used };
+        self.used += if core::mem::take(&mut self.is_kept) { used.after_idle() } else { used };
     }
 
     /// The same while what is left is being done. Where no other session uses the device that is all of the
@@ -198,7 +198,13 @@ impl Tenure {
                         self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
                     }
                     self.is_kept = idle_ns < KEEP_NS && self.may_be_kept();
-                    if !self.is_kept {
+                    if self.is_kept {
+                        if !was_kept {
+                            // The next launch takes note of it.
+                            lanes.iter().for_each(|lane| lane.ask());
+                        }
+                        self.rest(&lanes, activity);
+                    } else {
                         tracing::trace!(
                             "device {}: given up: {lanes:?}",
                             self.gate.ledger().uuid()
@@ -237,6 +243,16 @@ impl Tenure {
             Lease { shared: true, .. } => PATIENCE_NS,
             _ if utilization.is_sparse() => PATIENCE_NS,
             _ => IMPATIENCE_NS,
+        }
+    }
+
+    /// Says that the lease is not used now, unless something has been launched meanwhile.
+    fn rest(&self, lanes: &LaneList, before: u64) {
+        let Some((lease, gate)) = self.lease.id.zip(self.gate.stream_gate()) else { return };
+        gate.rests(lease);
+        // A launch that does not see that yet is seen here.
+        if lanes.activity() != before || !lanes.are_drained(self.gate) {
+            gate.goes_on();
         }
     }
 

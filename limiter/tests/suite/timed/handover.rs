@@ -58,32 +58,37 @@ fn a_lease_that_nobody_waits_for_is_kept() {
     daemon.kill();
 }
 
-/// Whoever comes to wait for a lease that is kept and not used has it soon, and not when it ends.
-#[test]
-fn a_kept_lease_is_given_up_once_it_is_waited_for() {
-    let stage = Stage::new();
-    let daemon = daemon(&stage);
-    let rarely = "requests --burst-ms 2 --rate 5 --kernel-us 100 --seconds 5";
-    let programs = ["one", "two"].map(|name| in_stream(&stage, name, rarely));
-    let mut waits_us = Vec::new();
-    for program in programs {
-        let outcome = program.end();
-        assert_eq!(outcome.code(), 0, "{outcome:#?}");
-        let mut asked = None;
-        for line in outcome.stderr.lines() {
-            asked = number(line, ": asked at ").or(asked);
-            if let Some((open, asked)) =
-                number(line, ": open at ").zip(asked.take_if(|_| line.contains(": open at ")))
-            {
-                waits_us.push(open.saturating_sub(asked) / 1_000);
-            }
+/// Microseconds from each question of a program to its open gate, in order.
+fn waits_us(outcome: &Outcome) -> Vec<u64> {
+    let (mut asked, mut all) = (None, Vec::new());
+    for line in outcome.stderr.lines() {
+        asked = number(line, ": asked at ").or(asked);
+        if let Some(open) = number(line, ": open at ")
+            && let Some(asked) = asked.take()
+        {
+            all.push(open.saturating_sub(asked) / 1_000);
         }
     }
-    waits_us.sort_unstable();
-    println!("{waits_us:?}");
-    assert!(waits_us.len() >= 20, "{waits_us:?}");
-    // A lease is renewed every 15 ms.
-    assert!(waits_us[waits_us.len() / 2] < 2_000, "{waits_us:?}");
+    all.sort_unstable();
+    all
+}
+
+/// Whoever comes to wait for a lease that is kept and not used has it at once, and not when it ends.
+#[test]
+fn a_kept_lease_is_over_once_it_is_waited_for() {
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let often = "requests --burst-ms 1 --rate 30 --kernel-us 100 --seconds 6";
+    let rarely = "requests --burst-ms 2 --rate 10 --kernel-us 100 --seconds 5";
+    let programs = [("one", often), ("two", rarely)]
+        .map(|(name, arguments)| in_stream(&stage, name, arguments));
+    let [often, rarely] = programs.map(|program| program.end().succeeded());
+    let [kept, taken] = [&often, &rarely].map(waits_us);
+    println!("{kept:?}, {taken:?}");
+    // It has 180 requests, and each of the other one's may take its lease away.
+    assert!(kept.len() < 140 && taken.len() >= 20, "{} {}", kept.len(), taken.len());
+    // As long as where nobody keeps anything, which is 0.4 ms. A lease would last 30 ms.
+    assert!(taken[taken.len() / 2] < 2_000, "{taken:?}");
     daemon.kill();
 }
 

@@ -18,7 +18,7 @@ use super::layout::{ASK, GateBlock, OPEN};
 use super::protocol::{self, Opening, STOPPING, Step, WITHDRAWING};
 use crate::clock;
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::time::Duration;
 use limits::GpuId;
 use rustix::thread::{Timespec, futex};
@@ -100,9 +100,23 @@ impl GateBlock {
         lease != 0 && self.keep.load(Acquire) == lease
     }
 
+    /// A lease is kept and not used. The daemon may take it away without a word.
+    pub fn rests(&self, lease: u64) {
+        self.idle.store(lease, SeqCst);
+    }
+
+    /// It is used again. To be called before work is launched: what the daemon takes away later is held in its stream.
+    pub fn goes_on(&self) {
+        // Most calls find it so, and leave the cache line to all.
+        if self.idle.load(SeqCst) != 0 {
+            self.idle.store(0, SeqCst);
+        }
+    }
+
     /// The process registers anew: leases are numbered from the start again.
     pub fn forget_leases(&self) {
         self.keep.store(0, Release);
+        self.idle.store(0, Release);
         self.stop.store(0, Release);
         self.granted.store(0, Release);
         self.ended.store(0, Release);
@@ -167,6 +181,11 @@ impl GateBlock {
             self.granted.store(lease, Release);
         }
         opened
+    }
+
+    /// Whether its process keeps a lease and does not use it now.
+    pub(super) fn is_idle(&self, lease: u64) -> bool {
+        lease != 0 && self.idle.load(SeqCst) == lease
     }
 
     /// Says whether a lease may be kept while it is not used.

@@ -42,8 +42,10 @@ pub struct GateBlock {
     /// Number of the lease that the process may keep while it does not use it: nobody waits for it. Zero: none. A daemon
     /// that does not know this field leaves it so.
     pub(super) keep: AtomicU64,
+    /// Number of the lease that the process keeps and does not use now; zero: it uses it, or has none.
+    pub(super) idle: AtomicU64,
     /// For later fields.
-    pub(super) more_unused: [AtomicU32; 6],
+    pub(super) more_unused: [AtomicU32; 4],
 }
 
 /// A page.
@@ -80,6 +82,7 @@ mod tests {
         assert_eq!(offset_of!(GateBlock, bell), 88);
         assert_eq!(offset_of!(GateBlock, ended), 92);
         assert_eq!(offset_of!(GateBlock, keep), 96);
+        assert_eq!(offset_of!(GateBlock, idle), 104);
         assert_eq!(size_of::<GateBlock>(), 128);
         assert_eq!(LENGTH, 12_288);
     }

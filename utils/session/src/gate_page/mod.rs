@@ -1,7 +1,7 @@
 //! The gate page: what a process whose gates are in its streams shares with the daemon. One page
 //! for each process, with one block for each device. By it the daemon opens the gate for a lease and
-//! ends one early, and the process says that a lease's work is done. Messages say the same in
-//! detail, but later.
+//! ends one early, and says that nobody waits for one; the process says that a lease's work is done, or
+//! that it does not use it. Messages say the same in detail, but later.
 //!
 //! The page is memory without a name (memfd_create(2)) that can neither be cut short nor grow. The
 //! process makes it ([`GatePage`]) and registers it with the driver; the daemon maps it

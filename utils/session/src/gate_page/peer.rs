@@ -72,6 +72,12 @@ impl PeerGatePage {
         self.block(device).map(|block| block.stop_early(lease)).is_some()
     }
 
+    /// Whether the process keeps a lease on a device and does not use it now.
+    #[must_use]
+    pub fn is_idle(&self, device: GpuId, lease: u64) -> bool {
+        self.block(device).is_some_and(|block| block.is_idle(lease))
+    }
+
     /// Says whether a lease on a device may be kept while it is not used: nobody waits for it. Once somebody does, the
     /// process is woken.
     pub fn let_keep(&self, device: GpuId, lease: u64, may: bool) {

@@ -93,8 +93,15 @@ fn a_lease_may_be_kept_until_somebody_waits() {
     // The bell has rung, so nobody sleeps.
     block.wait(rings, LONG);
     peer.let_keep(DEVICE, 8, true);
+    // It is not used now, and used again.
+    assert!(!peer.is_idle(DEVICE, 8));
+    block.rests(8);
+    assert!(peer.is_idle(DEVICE, 8) && !peer.is_idle(DEVICE, 7) && !peer.is_idle(OTHER, 8));
+    block.goes_on();
+    assert!(!peer.is_idle(DEVICE, 8) && !peer.is_idle(DEVICE, 0));
+    block.rests(8);
     block.forget_leases();
-    assert!(!block.may_keep(8));
+    assert!(!block.may_keep(8) && !peer.is_idle(DEVICE, 8));
 }
 
 #[test]
