@@ -48,8 +48,6 @@ impl GatePages {
         if let Err(refused) = &fits {
             said(caller, refused);
         } else {
-            // Its leases have ended with the registration.
-            self.forget(worker);
             self.pages.insert(worker, WorkerPage { uid, page: Arc::new(page) });
         }
         fits.is_ok()

@@ -107,6 +107,8 @@ impl DaemonState {
     ) {
         let is_kept = page.is_some_and(|page| self.gates.keep(worker, caller, page));
         for device in &register.devices {
+            // It has ended with the registration.
+            self.gates.forget_lease(worker, device.uuid);
             let in_stream = is_kept && self.gates.has_gate(worker, device.uuid);
             let handover = if in_stream { Handover::InStream } else { Handover::OnThread };
             self.node.set_handover(worker, device.uuid, handover);

@@ -4,6 +4,7 @@
 use super::clock;
 use super::daemon::{self, Source};
 use super::gate::Gate;
+use super::stream_gate;
 use crate::ledger::DeviceLedger;
 use crate::own_thread::{self, CpuTime};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +62,8 @@ fn tell(source: &Source, ledger: &DeviceLedger) {
         protocol: protocol::VERSION,
         session: source.session.clone(),
         devices: daemon::quota(ledger).into_iter().collect(),
-        gates: None,
+        // As its governor has registered them, or they would count as gone.
+        gates: stream_gate::descriptor(),
     };
     // A limit came meanwhile: its governor tells more.
     if ledger.is_scheduled() {

@@ -4,6 +4,7 @@ use crate::common::{
     Busy, CONTEXT, GIB, MIB, Measured, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
 };
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use limits::env::GATES;
 use limits::{ComputeLimit, Limits, MemoryLimit, Policy};
 use serde_json::Value;
 use session::layout::MemoryKind;
@@ -232,6 +233,37 @@ fn a_session_that_is_given_a_share_turns_to_the_daemon() {
     let rates = [limited, lifted, again, balanced, soft];
     follow(&rates, &[30.0, 100.0, 30.0, 100.0, 50.0], measured.end());
     assert_eq!(sessions(&socket).unwrap().len(), 1);
+    running.kill();
+    assert_eq!(running.end().stderr, "");
+}
+
+/// While it has no limit its process tells the daemon that it is there. That takes nothing back: leases of one whose gates
+/// were taken to be on its threads last for 30 ms, whoever waits.
+#[test]
+fn gates_stay_in_streams_after_a_time_without_a_limit() {
+    let stage = Stage::new();
+    let socket = stage.folder().join("daemon.sock");
+    let mut daemon = stage.native(built("hypervisor"));
+    let _daemon = start(daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket));
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+    let variables = [("SLUICE_DAEMON", socket.as_path()), (GATES, Path::new("stream"))];
+    let (running, tenants) = tenants(&stage, 1, &variables);
+    let page = page(&stage);
+    tenants[0].has(2);
+    let in_stream = || {
+        let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
+        let workers: Option<Value> = client.get("/api/v1/workers", Duration::from_secs(2)).ok();
+        workers.is_some_and(|workers| workers["workers"][0]["in_stream"][0] == UUIDS[0])
+    };
+    give_share(&page, 30);
+    eventually("its gates are in its streams", in_stream);
+    for _ in 0..2 {
+        take_share(&page);
+        let _ = tenants[0].percent(4);
+        give_share(&page, 30);
+        let _ = tenants[0].percent(4);
+        assert!(in_stream());
+    }
     running.kill();
     assert_eq!(running.end().stderr, "");
 }
