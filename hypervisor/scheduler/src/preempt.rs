@@ -42,7 +42,8 @@ impl Scheduler {
     }
 
     /// Leases that their workers may keep from now on while they do not use them, because nobody else holds or waits,
-    /// or may not any more. Each change is named once. To be called after [`Self::decide`].
+    /// or may not any more. Each change is named once. To be called after every change, before [`Self::decide`] and after
+    /// it.
     pub fn to_keep(&mut self, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
         let stoppable = self.holding.iter().filter_map(|&id| Some((id, self.stoppable(id)?)));
         let holders: Vec<(WorkerId, Held)> = stoppable.collect();

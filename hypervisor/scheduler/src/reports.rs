@@ -76,8 +76,9 @@ impl Scheduler {
             self.claim(worker, held, claim, now);
         }
         self.told(worker, now);
+        let believed = !self.is_found_out(session);
         if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
-            held.idle = told.held_ns > 0 && told.idle_ns == told.held_ns;
+            held.idle = believed && told.held_ns > 0 && told.idle_ns == told.held_ns;
         }
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
