@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use super::preempt::Next;
 use super::{Scheduler, SessionId, WorkerId};
 
 impl Scheduler {
@@ -24,7 +25,7 @@ impl Scheduler {
             state.frozen = Some(asking);
         }
         for worker in members {
-            self.stop_early(worker, now);
+            self.stop_early(worker, Next::InTurn, now);
         }
     }
 

@@ -17,6 +17,15 @@ const ROUNDS_EVERY_NS: u64 = 5_000_000;
 /// A session that has so much saved up uses less than its share.
 const SAVED_UP_PPM: u64 = 500_000;
 
+/// Who has the device after a lease that ends early.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The next in turn. It waits until what runs is done, for a moment.
+    InTurn,
+    /// A session that is preferred, or has saved up time. It begins beside what runs.
+    Preferred,
+}
+
 impl Scheduler {
     /// Says how a worker's gates work. Until then they are on its threads.
     ///
@@ -124,22 +133,25 @@ impl Scheduler {
         }
         for id in stoppable {
             let Some(held) = self.stoppable(id).filter(|held| held.ends_at > now) else { continue };
-            if !self.is_of_several(id) && self.has_to_stop(id, held, now) {
-                self.stop_early(id, now);
+            if !self.is_of_several(id)
+                && let Some(whose) = self.has_to_stop(id, held, now)
+            {
+                self.stop_early(id, whose, now);
             }
         }
     }
 
     /// Ends a worker's lease before its time, if it can be stopped.
-    pub(super) fn stop_early(&mut self, worker: WorkerId, now: u64) {
+    pub(super) fn stop_early(&mut self, worker: WorkerId, next: Next, now: u64) {
         let session = self.session_of(worker);
         let low = session.is_ok_and(|session| self.priority(session) == Priority::Low);
+        let is_preferred = low || next == Next::Preferred;
         if self.stoppable(worker).is_some_and(|held| held.ends_at > now)
             && let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut())
         {
             held.stopped = true;
             // What such a one has running is done about when the device has gone over to another process.
-            held.passed = low;
+            held.passed = is_preferred;
             held.ends_at = now;
             self.stops.push((worker, held.lease));
         }
@@ -156,20 +168,21 @@ impl Scheduler {
         state.held.filter(|held| held.goes_on() && state.handover == Handover::InStream)
     }
 
-    fn has_to_stop(&self, worker: WorkerId, held: Held, now: u64) -> bool {
-        let Ok(session) = self.session_of(worker) else { return false };
+    /// Whether a lease has to end now, and for whom.
+    fn has_to_stop(&self, worker: WorkerId, held: Held, now: u64) -> Option<Next> {
+        let session = self.session_of(worker).ok()?;
         let low = self.priority(session) == Priority::Low;
         if low && held.paid == Paid::Spare && self.high_wants(session, now) {
-            return true;
+            return Some(Next::Preferred);
         }
+        let saved_up =
+            || self.next_in_line(now).is_some_and(|next| self.has_saved_up(next, session));
         match (self.strongest_waiting(worker, 0, now), held.paid) {
-            (None, _) | (Some(Paid::Spare), Paid::Own) => false,
-            (Some(Paid::Own), Paid::Spare) => true,
-            (Some(_), _) if held.turn_ends_at <= now => true,
-            (Some(Paid::Spare), Paid::Spare) => false,
-            (Some(Paid::Own), Paid::Own) => {
-                self.next_in_line(now).is_some_and(|next| self.has_saved_up(next, session))
-            }
+            (None, _) | (Some(Paid::Spare), Paid::Own) => None,
+            (Some(Paid::Own), _) if saved_up() => Some(Next::Preferred),
+            (Some(Paid::Own), Paid::Spare) => Some(Next::InTurn),
+            (Some(_), _) if held.turn_ends_at <= now => Some(Next::InTurn),
+            (Some(_), _) => None,
         }
     }
 

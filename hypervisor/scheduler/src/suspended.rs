@@ -4,6 +4,7 @@
 //! those that wait there. When the device goes on, nobody has savings: nobody could use them, and those who were
 //! idle meanwhile are not to come first.
 
+use super::preempt::Next;
 use super::{Scheduler, SessionId, WorkerId};
 
 impl Scheduler {
@@ -15,7 +16,7 @@ impl Scheduler {
         }
         let holding: Vec<WorkerId> = self.holding.iter().copied().collect();
         for worker in holding {
-            self.stop_early(worker, now);
+            self.stop_early(worker, Next::InTurn, now);
         }
     }
 

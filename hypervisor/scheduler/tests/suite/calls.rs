@@ -305,6 +305,26 @@ fn others_wait_for_a_stopped_lease_for_a_moment_only() {
     assert_eq!(scheduler.view(115 * MS).sessions[0].charged_ns, 15 * MS);
 }
 
+/// A session that uses its share a little at a time waits neither for the end of a turn nor for what runs.
+#[test]
+fn who_has_saved_up_begins_beside_what_runs() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    scheduler.set_handover(LONE.1, Handover::InStream).unwrap();
+    let mut now = 100 * MS;
+    let mut grant = granted(&mut scheduler, LONE.1, now).unwrap();
+    // It uses what it has saved up.
+    while now < 180 * MS {
+        now += 10 * MS;
+        assert!(scheduler.report(LONE.1, grant.lease, told(10, 10, false), now).unwrap());
+        grant = scheduler.renew(LONE.1, grant.lease, now).unwrap();
+    }
+    let other = granted(&mut scheduler, OTHER.1, now + MS);
+    assert!(other.is_some_and(|other| !other.shared), "{other:?}");
+    assert_eq!(scheduler.to_stop(now + MS), [(LONE.1, grant.lease)]);
+    assert!(scheduler.report(LONE.1, grant.lease, told(3, 3, true), now + 3 * MS).unwrap());
+    assert_eq!(scheduler.view(now + 3 * MS).sessions[0].charged_ns, 83 * MS);
+}
+
 /// The page says that a lease's work is done, before the report does.
 #[test]
 fn others_go_on_when_a_lease_has_ended_and_its_report_counts() {
