@@ -186,31 +186,19 @@ impl Tenure {
             self.look(now, if works { Some(0) } else { busy_since });
             if goes_on {
                 idle_since = None;
+                if let Some(gate) = self.gate.stream_gate().filter(|_| was_kept) {
+                    gate.goes_on();
+                }
                 let look = if shared { Lane::forget_looks } else { Lane::ask };
                 lanes.iter().for_each(|lane| look(lane));
             } else if lanes.are_drained(self.gate) {
                 self.usage.drained(self.gate.device_lanes().totals());
                 let since = *idle_since.get_or_insert(now);
                 let idle_ns = now.saturating_sub(since);
-                if idle_ns >= self.patience_with_idleness(utilization) {
-                    if self.gate.stream_gate().is_some() && !was_kept {
-                        // It was not needed: what the program leaves idle is what is in between.
-                        self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
-                    }
-                    self.is_kept = idle_ns < KEEP_NS && self.may_be_kept();
-                    if self.is_kept {
-                        if !was_kept {
-                            // The next launch takes note of it.
-                            lanes.iter().for_each(|lane| lane.ask());
-                        }
-                        self.rest(&lanes, activity);
-                    } else {
-                        tracing::trace!(
-                            "device {}: given up: {lanes:?}",
-                            self.gate.ledger().uuid()
-                        );
-                        return;
-                    }
+                let is_over = idle_ns >= self.patience_with_idleness(utilization);
+                if is_over && !self.keeps(&lanes, activity, idle_ns, was_kept) {
+                    tracing::trace!("device {}: given up: {lanes:?}", self.gate.ledger().uuid());
+                    return;
                 }
             }
             drop(inside);
@@ -246,14 +234,26 @@ impl Tenure {
         }
     }
 
-    /// Says that the lease is not used now, unless something has been launched meanwhile.
-    fn rest(&self, lanes: &LaneList, before: u64) {
-        let Some((lease, gate)) = self.lease.id.zip(self.gate.stream_gate()) else { return };
+    /// The lease has not been used for so long: whether it is kept all the same, because nobody else waits for it. Says so
+    /// to the daemon, unless something has been launched meanwhile: since there was so much activity.
+    fn keeps(&mut self, lanes: &LaneList, before: u64, idle_ns: u64, was_kept: bool) -> bool {
+        let Some(gate) = self.gate.stream_gate() else { return false };
+        if !was_kept {
+            // It was not needed: what the program leaves idle is what is in between.
+            self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
+        }
+        self.is_kept = idle_ns < KEEP_NS && self.may_be_kept();
+        let Some(lease) = self.lease.id.filter(|_| self.is_kept) else { return false };
+        if !was_kept {
+            // The next launch takes note of it.
+            lanes.iter().for_each(|lane| lane.ask());
+        }
         gate.rests(lease);
         // A launch that does not see that yet is seen here.
         if lanes.activity() != before || !lanes.are_drained(self.gate) {
             gate.goes_on();
         }
+        true
     }
 
     /// Whether nobody else waits for the lease.
