@@ -221,6 +221,9 @@ pub(crate) struct LaunchCost {
     /// How many launches to time
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) launches: u64,
+    /// Kinds of work in turn: kernels on so many grids
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub(crate) kinds: u32,
     /// Measure once for each line on stdin, until it ends
     #[arg(long)]
     pub(crate) each_line: bool,

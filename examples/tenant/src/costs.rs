@@ -62,10 +62,12 @@ pub(crate) fn launches(options: &LaunchCost) -> Result<(), Failure> {
     let stream = Stream::default_of(&context);
     let measure = || -> Result<(), Failure> {
         let mut samples = Vec::new();
-        for phase in [WARM_UP, options.launches] {
+        for phase in [WARM_UP.max(64 * u64::from(options.kinds)), options.launches] {
             samples.clear();
+            let mut grids = (1..=options.kinds).cycle();
             for i in 1..=phase {
-                timed(&mut samples, || kernels.launch_empty(&stream))?;
+                let blocks = grids.next().unwrap_or(1);
+                timed(&mut samples, || kernels.launch_empty(blocks, &stream))?;
                 if i % BATCH == 0 {
                     stream.synchronize()?;
                 }

@@ -4,17 +4,12 @@
 //! single outlier matters little. So it is right also for work whose time varies. If another session may have
 //! used the device as well, some samples include its time slices, and its use of the caches makes all of them
 //! longer. Then the estimate is the lower quartile. If that is close to the estimate from earlier undisturbed
-//! samples, the earlier one stays. Pure, apart from the table's lock. That is taken when a thread first meets
-//! a work kind, and for each sample.
+//! samples, the earlier one stays. Pure, apart from a lock that is taken for each sample. How a launch finds the
+//! estimate of its kind: [`super::kinds`].
 
-use super::driver_calls;
 use super::family::{Family, Guess};
-use super::work::{Launched, Work};
-use crate::per_process::PerProcess;
-use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::Mutex;
 
 /// Samples that count.
 const SAMPLES: usize = 15;
@@ -25,14 +20,6 @@ const FURTHEST: u64 = 4;
 /// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so
 /// much on top.
 const DISTURBANCE_NS: u64 = 3_000;
-/// Kinds of work that are told apart; what comes later has one estimate in common.
-const KINDS: usize = 1 << 16;
-/// Functions whose new kinds are guessed; of others, kinds count in full until they are known.
-const FUNCTIONS: usize = 1 << 14;
-/// Kinds that a thread finds without the table: so many places for so many each.
-const PLACES: usize = 64;
-const WAYS: usize = 4;
-
 /// How long some work took once.
 #[derive(Clone, Copy, Default)]
 struct Sample {
@@ -166,11 +153,14 @@ fn mean_of(sorted: &mut [u64]) -> Option<u64> {
     u64::try_from(sum.checked_div(sorted.len() as u128)?).ok()
 }
 
-/// What is known of one kind of work.
+/// What is known of one kind of work. In this order: a launch looks at the first two, in one cache line.
 #[derive(Default)]
+#[repr(C, align(64))]
 pub(super) struct Estimate {
     /// Nanoseconds; zero: not known.
     ns: AtomicU64,
+    /// By its name it waits for kernels on other devices.
+    collective: bool,
     /// How often it has been met by a slow path, up to a few.
     met: AtomicU64,
     /// The latest sample had nothing to do with it.
@@ -182,11 +172,14 @@ pub(super) struct Estimate {
     samples: Mutex<Samples>,
     /// Of a kernel: its function, and on how many threads it is launched.
     function: Option<(&'static Family, u64)>,
-    /// By its name it waits for kernels on other devices.
-    collective: bool,
 }
 
 impl Estimate {
+    /// Of a kind that is met for the first time.
+    pub(super) fn new(function: Option<(&'static Family, u64)>, collective: bool) -> Self {
+        Self { function, collective, ..Self::default() }
+    }
+
     /// How long the work takes, in nanoseconds; `None`: not known yet.
     #[inline]
     pub(super) fn ns(&self) -> Option<u64> {
@@ -264,140 +257,9 @@ impl Estimate {
     }
 }
 
-#[derive(Default)]
-struct Table {
-    kinds: RwLock<HashMap<Work, &'static Estimate>>,
-    functions: Mutex<HashMap<usize, &'static Family>>,
-}
-
-static TABLE: PerProcess<Table> = PerProcess::new();
-
-/// In a forked child: a thread of the parent's may have held the lock.
-pub(super) fn after_fork() {
-    TABLE.forget();
-}
-
-/// What a thread remembers of the table: a cache line for each place.
-#[repr(align(64))]
-pub(super) struct Remembered([[Way; WAYS]; PLACES]);
-
-type Way = Cell<(Work, Option<&'static Estimate>)>;
-
-impl Remembered {
-    pub(super) const fn new() -> Self {
-        Self([const { [const { Cell::new((Work::UNKNOWN, None)) }; WAYS] }; PLACES])
-    }
-
-    /// The estimate, if the thread has met the work lately.
-    #[inline]
-    pub(super) fn find(&self, work: Work) -> Option<&'static Estimate> {
-        let place = &self.0[work.place(PLACES)];
-        place.iter().map(Cell::get).find(|(known, _)| *known == work)?.1
-    }
-
-    /// The estimate, from the table if need be, where it is put if it is not there. `None` for work of
-    /// which nothing can be known.
-    pub(super) fn meet(&self, launched: &Launched) -> Option<&'static Estimate> {
-        let work = launched.work;
-        if work == Work::UNKNOWN {
-            return None;
-        }
-        if let Some(estimate) = self.find(work) {
-            return Some(estimate);
-        }
-        let estimate = in_table(launched);
-        let place = &self.0[work.place(PLACES)];
-        // The oldest one makes room.
-        for way in (1..WAYS).rev() {
-            place[way].set(place[way - 1].get());
-        }
-        place[0].set((work, Some(estimate)));
-        Some(estimate)
-    }
-}
-
-fn in_table(launched: &Launched) -> &'static Estimate {
-    let Table { kinds, functions } = TABLE.get();
-    let read = kinds.read().unwrap_or_else(PoisonError::into_inner);
-    let (known, full) = (read.get(&launched.work).copied(), read.len() >= KINDS);
-    drop(read);
-    if let Some(known) = known {
-        return known;
-    }
-    let (kind, function) =
-        if full { (Work::OTHER, None) } else { (launched.work, launched.function()) };
-    // Asked before any lock is taken: it is a call of the driver.
-    let collective = function.is_some_and(|(function, _)| is_collective(function));
-    let function = function.and_then(|(function, threads)| {
-        let mut functions = functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = functions.len() >= FUNCTIONS;
-        let known = functions.get(&function).copied();
-        // Kept for the rest of the process, as the kinds are.
-        let family = known.or_else(|| {
-            let made: Option<&'static Family> = (!full).then(|| &*Box::leak(Box::default()));
-            functions.extend(made.map(|family| (function, family)));
-            made
-        })?;
-        Some((family, threads))
-    });
-    let mut kinds = kinds.write().unwrap_or_else(PoisonError::into_inner);
-    // Kept for the rest of the process: threads refer to it.
-    kinds.entry(kind).or_insert_with(|| {
-        Box::leak(Box::new(Estimate { function, collective, ..Estimate::default() }))
-    })
-}
-
-/// Whether a function's name is that of a kernel that waits for other devices. A hint: others may be called so, and
-/// programs have such kernels under other names.
-fn is_collective(function: usize) -> bool {
-    let function = core::ptr::with_exposed_provenance_mut(function);
-    let mut name = core::ptr::null();
-    let found = driver_calls::func_get_name(&raw mut name, function).is_ok()
-        || driver_calls::kernel_get_name(&raw mut name, function).is_ok();
-    if !found || name.is_null() {
-        return false;
-    }
-    // SAFETY: the driver's own string, which lives as long as the function, and that is about to be launched.
-    let name = unsafe { core::ffi::CStr::from_ptr(name) };
-    is_name_of_collective(name.to_bytes())
-}
-
-/// Communication libraries, and inference servers' own kernels.
-fn is_name_of_collective(name: &[u8]) -> bool {
-    const PARTS: [&[u8]; 11] = [
-        b"nccl",
-        b"nvshmem",
-        b"mscclpp",
-        b"allreduce",
-        b"all_reduce",
-        b"cross_device_reduce",
-        b"allgather",
-        b"all_gather",
-        b"reducescatter",
-        b"reduce_scatter",
-        b"all_to_all",
-    ];
-    let has = |part: &[u8]| name.windows(part.len()).any(|found| found.eq_ignore_ascii_case(part));
-    PARTS.into_iter().any(has)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kernels_that_wait_for_other_devices_are_known_by_their_names() {
-        for name in [
-            "ncclDevKernel_AllReduce_Sum_f16",
-            "_ZN4vllm26cross_device_reduce_1stage",
-            "oneShotAllReduceKernel",
-        ] {
-            assert!(is_name_of_collective(name.as_bytes()), "{name}");
-        }
-        for name in ["", "ampere_sgemm_128x64_nn", "reduce_kernel", "nc"] {
-            assert!(!is_name_of_collective(name.as_bytes()), "{name}");
-        }
-    }
 
     #[test]
     fn nothing_is_known_before_there_are_enough_samples() {
@@ -513,16 +375,5 @@ mod tests {
         }
         assert_eq!((0..3).map(|_| samples.add(300, true)).last(), Some(300));
         assert_eq!((0..15).map(|_| samples.add(400, true)).last(), Some(400));
-    }
-
-    #[test]
-    fn threads_share_what_is_known() {
-        let work = Work::transfer(9, 12_345);
-        let one = Remembered::new().meet(&work.into()).unwrap();
-        let remembered = Remembered::new();
-        let two = remembered.meet(&work.into()).unwrap();
-        assert!(core::ptr::eq(one, two));
-        assert!(core::ptr::eq(remembered.find(work).unwrap(), two));
-        assert!(remembered.meet(&Work::UNKNOWN.into()).is_none());
     }
 }

@@ -20,6 +20,7 @@ mod gate;
 mod governor;
 mod hold;
 mod in_driver;
+mod kinds;
 mod lane;
 mod lanes;
 mod launch_times;
@@ -101,7 +102,7 @@ pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     HAS_LANES.store(false, Ordering::Relaxed);
     in_driver::after_fork();
     captures::after_fork();
-    estimate::after_fork();
+    kinds::after_fork();
     hold::after_fork();
     behind::after_fork();
     words::after_fork();

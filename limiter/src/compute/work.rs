@@ -88,10 +88,10 @@ impl Work {
         self.0 & Self::MAY_BLOCK != 0
     }
 
-    /// A place for it among `places`, a power of two.
+    /// A number whose lowest bits are spread evenly among kinds.
     #[inline]
-    pub(super) const fn place(self, places: usize) -> usize {
-        (self.0 >> 40) as usize % places
+    pub(super) const fn spread(self) -> usize {
+        (self.0 >> 40) as usize
     }
 }
 

@@ -117,12 +117,16 @@ impl<'c> Kernels<'c> {
         self.launch(LaunchCall::Kernel, self.spin, blocks, [spin.ns, spin.iterations, 0], stream)
     }
 
-    /// Launches one block of `empty` with `cuLaunchKernel`.
+    /// Launches some blocks of `empty` with `cuLaunchKernel`.
     ///
     /// # Errors
     /// [`DriverError::Call`]
-    pub(crate) fn launch_empty(&self, stream: &Stream<'_>) -> Result<(), DriverError> {
-        self.launch(LaunchCall::Kernel, self.empty, 1, [0; 3], stream)
+    pub(crate) fn launch_empty(
+        &self,
+        blocks: c_uint,
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        self.launch(LaunchCall::Kernel, self.empty, blocks, [0; 3], stream)
     }
 
     /// Launches this member's part of a collective: one block, as communication libraries launch few.

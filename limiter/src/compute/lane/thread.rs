@@ -1,7 +1,8 @@
 //! A thread's shortcuts: its lanes by stream, and the estimates of what it launches.
 
-use super::super::estimate::{Estimate, Remembered};
+use super::super::estimate::Estimate;
 use super::super::fast_path::FAST_PATH;
+use super::super::kinds::Seen;
 use super::super::work::SPREAD;
 use super::super::{Gate, Launched, Work, clock, driver_calls, within};
 use super::{CLOSED, Lane};
@@ -60,12 +61,12 @@ impl Shortcut {
 /// What a launch looks at.
 struct Fast {
     shortcuts: [Shortcut; SHORTCUTS],
-    remembered: Remembered,
+    kinds: Seen,
 }
 
 thread_local! {
     static FAST: Fast =
-        const { Fast { shortcuts: [const { Shortcut::new() }; SHORTCUTS], remembered: Remembered::new() } };
+        const { Fast { shortcuts: [const { Shortcut::new() }; SHORTCUTS], kinds: Seen::new() } };
     static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
 }
 
@@ -139,7 +140,7 @@ impl Fast {
 
 /// What is known about some work, put into the table if need be.
 pub(in crate::compute) fn estimate_of(launched: &Launched) -> Option<&'static Estimate> {
-    FAST.try_with(|fast| fast.remembered.meet(launched)).ok().flatten()
+    FAST.try_with(|fast| fast.kinds.meet(launched)).ok().flatten()
 }
 
 /// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
@@ -152,10 +153,7 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
         let Some((_, lane)) = fast.way(stream) else { return false };
         // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
         let lane = unsafe { &*lane };
-        fast.remembered
-            .find(work)
-            .and_then(Estimate::quick_ns)
-            .is_some_and(|ns| lane.count_launch(ns))
+        fast.kinds.find(work).and_then(Estimate::quick_ns).is_some_and(|ns| lane.count_launch(ns))
     })
     .unwrap_or(false)
 }
