@@ -14,6 +14,9 @@ const BATCH: u64 = 16;
 /// Calls before the timed ones.
 const WARM_UP: u64 = 1024;
 
+/// What memory is touched by.
+const CACHE_LINE: usize = 64;
+
 /// Nanoseconds of one call.
 #[derive(Serialize)]
 struct Cost {
@@ -60,13 +63,18 @@ pub(crate) fn launches(options: &LaunchCost) -> Result<(), Failure> {
     let context = Context::open(options.target.device, options.target.ptsz)?;
     let kernels = Kernels::load(&context)?;
     let stream = Stream::default_of(&context);
-    let measure = || -> Result<(), Failure> {
+    let mut touched = vec![0_u8; usize::try_from(options.touch).unwrap_or(usize::MAX)];
+    let mut measure = || -> Result<(), Failure> {
         let mut samples = Vec::new();
         for phase in [WARM_UP.max(64 * u64::from(options.kinds)), options.launches] {
             samples.clear();
             let mut grids = (1..=options.kinds).cycle();
             for i in 1..=phase {
                 let blocks = grids.next().unwrap_or(1);
+                for line in touched.chunks_mut(CACHE_LINE) {
+                    line[0] = line[0].wrapping_add(1);
+                }
+                core::hint::black_box(&mut touched);
                 timed(&mut samples, || kernels.launch_empty(blocks, &stream))?;
                 if i % BATCH == 0 {
                     stream.synchronize()?;

@@ -31,6 +31,8 @@ const MOST_ENTRIES: u64 = 900;
 const MOST_AHEAD: u64 = 48;
 /// A batch's wait and its two numbers take an entry each.
 const ENTRIES_OF_BATCH: u64 = 3;
+/// Fewer launches are not worth a batch of their own, where it was to have more.
+const LEAST_ROOM: u64 = 64;
 /// Estimated time of a batch: an eighth of a lease, so that a turn is as long as it should be. Where preferred sessions
 /// wait for its end it is the shortest. These operations cost the device 6 us.
 const SHORTEST_BATCH_NS: u64 = 500_000;
@@ -200,6 +202,11 @@ pub(in crate::compute) struct LaunchedAhead {
 }
 
 impl LaunchedAhead {
+    /// How many launches a batch may have behind it.
+    fn room(self) -> u64 {
+        MOST_ENTRIES.saturating_sub((self.batches + 1) * ENTRIES_OF_BATCH + self.launches)
+    }
+
     /// How long it takes, where launches took so long lately.
     pub(in crate::compute) fn ns(self, launch_ns: u64) -> u64 {
         self.estimated_ns.max(self.launches.saturating_mul(launch_ns))
@@ -365,11 +372,21 @@ impl Lane {
             own.proven.store(done > 0, Relaxed);
         }
         let ahead = gate.device_lanes().ahead();
-        // With the batch that comes.
-        let launches = ahead.launches + u64::from(self.batch.load(Relaxed));
         ahead.batches < MOST_AHEAD
-            && ahead.batches * ENTRIES_OF_BATCH + launches < MOST_ENTRIES
             && ahead.ns(gate.launch_ns()) < AHEAD_NS
+            && self.fits_into(ahead.room())
+    }
+
+    /// Makes the batch that comes as small as it has to be; `false`: there is hardly any room.
+    fn fits_into(&self, room: u64) -> bool {
+        let batch = self.batch.load(Relaxed);
+        let fitting = fitting(batch.into(), room);
+        if let Some(Ok(smaller)) = fitting.map(u32::try_from)
+            && smaller < batch
+        {
+            self.resize(smaller);
+        }
+        fitting.is_some()
     }
 
     /// What the lane has in its stream that is not done.
@@ -552,8 +569,37 @@ impl Lane {
     }
 }
 
+/// How large a batch can be. The one before may just have been ended: who waited until that is seen to be done would leave
+/// the device idle.
+fn fitting(batch: u64, room: u64) -> Option<u64> {
+    (room >= batch.min(LEAST_ROOM)).then_some(batch.min(room))
+}
+
 /// Whether a stream's state says that its context is lost, as after a fault of a kernel: nothing more is written there.
 fn has_failed(found: CuResult) -> bool {
     let captured = CuResult::STREAM_CAPTURE_UNSUPPORTED.0..=CuResult::STREAM_CAPTURE_WRONG_THREAD.0;
     !(found.is_ok() || found == CuResult::NOT_READY || captured.contains(&found.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_has_just_ended_is_not_waited_for() {
+        let behind = |launches| LaunchedAhead { batches: 1, launches, estimated_ns: 0 }.room();
+        // As small as two may be that stand in the driver's queue at once.
+        let largest = u64::from(super::super::MAX_BATCH);
+        assert_eq!(fitting(largest, behind(largest)), Some(MOST_ENTRIES - largest - 6));
+        assert_eq!(fitting(200, behind(largest)), Some(200));
+    }
+
+    #[test]
+    fn hardly_any_room_is_none() {
+        assert_eq!(fitting(512, LEAST_ROOM), Some(LEAST_ROOM));
+        assert_eq!(fitting(512, LEAST_ROOM - 1), None);
+        assert_eq!([fitting(8, 8), fitting(8, 7), fitting(1, 0)], [Some(8), None, None]);
+        let full = LaunchedAhead { batches: 2, launches: 2 * MOST_ENTRIES, estimated_ns: 0 };
+        assert_eq!(full.room(), 0);
+    }
 }
