@@ -82,7 +82,7 @@ impl Lane {
     /// What the lane takes at once for launches like one of so many nanoseconds. A new lane, or one of long
     /// launches, has batches of one.
     fn piece(&self, ns: u64, room: u64, budget: &Budget) -> u64 {
-        if self.batch.load(Relaxed) > 1 { budget.piece(room).max(ns) } else { ns }
+        if self.pace.batch() > 1 { budget.piece(room).max(ns) } else { ns }
     }
 
     /// Waits until there may be room. If nothing was done for long, there is: what is outstanding may wait for what
@@ -121,7 +121,7 @@ impl Lane {
             return;
         }
         if self.under_way() > 0 {
-            let is_done = self.cover() && self.is_done(self.recorded.load(Relaxed));
+            let is_done = self.cover() && self.is_done(self.batches.recorded());
             if is_done && self.under_way() == 0 {
                 return;
             }
@@ -159,7 +159,7 @@ impl Lane {
 
     /// Whether work of unknown duration may not be done.
     fn has_unknown(&self) -> bool {
-        self.unknown_until.load(Acquire) > self.done.load(Acquire)
+        self.unknown_until.load(Acquire) > self.batches.done()
     }
 
     /// Takes no further launch into account.
@@ -192,7 +192,7 @@ impl Lane {
 
     /// Gives back what is seen to be done. To be called by any thread, pinned.
     fn give_back_done(&self, budget: &Budget) {
-        if !self.lost.load(Acquire) {
+        if !self.life.is_lost() {
             let _ = within(self.context, || self.see_progress());
         }
         // Before it is looked at whether the thread is about to launch: it takes more after it has said so.

@@ -9,16 +9,37 @@ use super::order::Order;
 use super::turnstile::Turnstile;
 use super::{AT_ONCE, CLOSED, Lane};
 use crate::exit_guard::Visits;
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_PER_THREAD, Stream};
 use std::sync::Arc;
+
+/// What has become of a lane's context and thread.
+#[derive(Default)]
+pub(super) struct Life {
+    /// The context is about to go, or is gone, and the events with it.
+    ending: AtomicBool,
+    lost: AtomicBool,
+    /// No thread launches there any more.
+    abandoned: AtomicBool,
+}
+
+impl Life {
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Acquire)
+    }
+
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Release);
+    }
+}
 
 impl core::fmt::Debug for Lane {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Lane")
             .field("stream", &self.stream)
-            .field("recorded", &self.recorded)
-            .field("done", &self.done)
+            .field("recorded", &self.batches.recorded())
+            .field("done", &self.batches.done())
             .field("begun", &self.in_stream().map(|own| self.begun(own)))
             .field("uncovered", &self.count.uncovered)
             .field("launching", &self.launching)
@@ -32,7 +53,7 @@ impl Lane {
     /// Since when the lane has had work under way all the time, as far as can be told: since the oldest batch that is
     /// not done ended. `None`: there is none. To be asked by the governor.
     pub(in crate::compute) fn busy_since(&self, governors: &Visits) -> Option<u64> {
-        if self.done.load(Acquire) >= self.recorded.load(Acquire) || self.lost.load(Acquire) {
+        if self.batches.done() >= self.batches.recorded() || self.life.is_lost() {
             return None;
         }
         if let Some(own) = self.in_stream() {
@@ -41,7 +62,7 @@ impl Lane {
             let _pin = governors.try_enter()?;
             within(self.context, || self.see_progress())?;
         }
-        let (done, recorded) = (self.done.load(Acquire), self.recorded.load(Acquire));
+        let (done, recorded) = (self.batches.done(), self.batches.recorded());
         let since = self.batch(done + 1).at.load(Relaxed);
         (done < recorded && !self.may_wait()).then_some(since)
     }
@@ -69,8 +90,8 @@ impl Lane {
 
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.
     pub(in crate::compute) fn take_backlogged_ns(&self) -> u64 {
-        let now = self.backlogged_ns.load(Acquire);
-        now.saturating_sub(self.backlogged_told_ns.swap(now, Relaxed))
+        let now = self.backlog.ns.load(Acquire);
+        now.saturating_sub(self.backlog.told_ns.swap(now, Relaxed))
     }
 
     /// What the lane has launched.
@@ -84,8 +105,8 @@ impl Lane {
             launched_ns,
             outstanding_ns,
             backlogged_ns: 0,
-            unknown: !self.lost.load(Relaxed)
-                && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
+            unknown: !self.life.is_lost()
+                && (self.unknown_until.load(Acquire) > self.batches.done()
                     || self.calling_since.load(Acquire) != 0),
         }
     }
@@ -96,15 +117,14 @@ impl Lane {
             return 0;
         }
         let launches = |batch: u64| self.batch(batch).launches.load(Relaxed);
-        let covered = launches(self.recorded.load(Acquire));
-        let done = launches(self.done.load(Acquire));
+        let covered = launches(self.batches.recorded());
+        let done = launches(self.batches.done());
         covered.saturating_sub(done) + u64::from(self.count.uncovered.load(Acquire))
     }
 
     /// How many of the launches are done, and what they were estimated to take.
     pub(in crate::compute) fn done_launches(&self) -> (u64, u64) {
-        let done =
-            self.in_stream().map_or_else(|| self.done.load(Acquire), |own| self.see_done(own));
+        let done = self.in_stream().map_or_else(|| self.batches.done(), |own| self.see_done(own));
         (self.launches_by(done), self.launched_by(done))
     }
 
@@ -115,7 +135,7 @@ impl Lane {
 
     /// A number that changes whenever something is seen to be done.
     pub(in crate::compute) fn progress(&self) -> u64 {
-        self.done.load(Acquire)
+        self.batches.done()
     }
 
     /// A number that changes whenever the stream is seen to have passed its gate.
@@ -125,8 +145,7 @@ impl Lane {
 
     /// A number that changes whenever something is launched.
     pub(in crate::compute) fn activity(&self) -> u64 {
-        (self.recorded.load(Acquire) << 32)
-            .wrapping_add(u64::from(self.count.uncovered.load(Acquire)))
+        (self.batches.recorded() << 32).wrapping_add(u64::from(self.count.uncovered.load(Acquire)))
     }
 
     /// Whether everything launched has been done; where it is held in its stream, all that has begun. To be called by
@@ -138,19 +157,18 @@ impl Lane {
         if self.calling_since.load(Acquire) != 0 || self.is_launching() {
             return false;
         }
-        let (activity, recorded) = (self.activity(), self.recorded.load(Acquire));
+        let (activity, recorded) = (self.activity(), self.batches.recorded());
         // Its words tell. A context that is about to end waits for what is held, and cannot be entered.
         if self.in_stream().is_some_and(|own| self.see_done(own) < recorded) {
             return false;
         }
-        let uncovered =
-            self.count.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
-        if self.done.load(Acquire) >= recorded && !uncovered {
+        let uncovered = self.count.uncovered.load(Acquire) > 0 && !self.pace.is_closed();
+        if self.batches.done() >= recorded && !uncovered {
             return true;
         }
         let asked = within(self.context, || {
             self.see_progress();
-            self.done.load(Acquire) >= recorded && (!uncovered || self.has_idle_stream(activity))
+            self.batches.done() >= recorded && (!uncovered || self.has_idle_stream(activity))
         });
         // A context that cannot be entered is gone.
         let drained = asked.unwrap_or_else(|| {
@@ -158,7 +176,7 @@ impl Lane {
             true
         });
         if drained {
-            self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
+            self.unknown_until.fetch_min(self.batches.done(), Relaxed);
         }
         drained
     }
@@ -185,19 +203,19 @@ impl Lane {
             return is_drained;
         }
         let covered = self.count.uncovered.load(Acquire) == 0;
-        let done = covered && self.done.load(Acquire) >= self.recorded.load(Acquire);
+        let done = covered && self.batches.done() >= self.batches.recorded();
         done && self.calling_since.load(Acquire) == 0 && !self.is_launching()
     }
 
     /// Whether nothing of it is in its stream any more, held or not: its words may be another lane's. To be called by
     /// the governor, pinned.
     pub(in crate::compute) fn is_over(&self, gate: &Gate) -> bool {
-        let has_passed = |own| self.lost.load(Acquire) || self.has_passed(own);
+        let has_passed = |own| self.life.is_lost() || self.has_passed(own);
         self.is_drained(gate) && self.in_stream().is_none_or(has_passed) && self.leaves_stream()
     }
 
     fn close(&self) {
-        self.batch.store(CLOSED, Relaxed);
+        self.pace.close();
         self.count.stop.store(CLOSED, Relaxed);
     }
 
@@ -205,10 +223,10 @@ impl Lane {
     pub(in crate::compute) fn context_ends(&self, context: usize) {
         if self.context == context {
             self.close();
-            self.ending.store(true, Release);
+            self.life.ending.store(true, Release);
             // What is held has to be let through first: the call waits for it.
             if !self.is_in_stream() {
-                self.lost.store(true, Release);
+                self.life.lost.store(true, Release);
             }
         }
     }
@@ -216,15 +234,15 @@ impl Lane {
     /// It has gone.
     pub(in crate::compute) fn context_ended(&self, context: usize) {
         if self.context == context {
-            self.lost.store(true, Release);
+            self.life.lost.store(true, Release);
         }
     }
 
     /// The context did not go away after all. The lane stays closed; its events are good.
     pub(in crate::compute) fn context_stays(&self, context: usize) {
         if self.context == context {
-            self.lost.store(false, Release);
-            self.ending.store(false, Release);
+            self.life.lost.store(false, Release);
+            self.life.ending.store(false, Release);
         }
     }
 
@@ -237,12 +255,12 @@ impl Lane {
 
     /// Whether its thread has ended.
     pub(in crate::compute) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Acquire)
+        self.life.abandoned.load(Acquire)
     }
 
     /// Whether the lane's stream, with its gate in it, and such a one wait for each other by themselves.
     pub(in crate::compute) fn waits_by_itself_for(&self, order: Order, context: usize) -> bool {
-        let is_gone = self.batch.load(Relaxed) == CLOSED;
+        let is_gone = self.pace.is_closed();
         let own = self.in_stream().filter(|_| self.context == context && !is_gone);
         own.is_some_and(|own| own.order().waits_for(order))
     }
@@ -272,9 +290,8 @@ impl Lane {
         context: usize,
     ) -> Option<&Arc<Turnstile>> {
         // The handle of a stream that was destroyed may be another one's.
-        let same =
-            self.stream == stream && self.context == context && self.batch.load(Relaxed) != CLOSED;
-        self.turnstile().filter(|_| same && stream != STREAM_PER_THREAD && !self.lost.load(Acquire))
+        let same = self.stream == stream && self.context == context && !self.pace.is_closed();
+        self.turnstile().filter(|_| same && stream != STREAM_PER_THREAD && !self.life.is_lost())
     }
 
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
@@ -283,13 +300,13 @@ impl Lane {
         if let Some(own) = &self.in_stream {
             own.give_back();
         }
-        if !self.lost.load(Acquire) && !self.ending.load(Acquire) {
-            for event in self.latest.iter().map(|batch| batch.event.load(Relaxed)) {
+        if !self.life.is_lost() && !self.life.ending.load(Acquire) {
+            for event in self.batches.iter().map(|batch| batch.event.load(Relaxed)) {
                 if !event.is_null() {
                     let _ = within(self.context, || driver_calls::event_destroy(event));
                 }
             }
-            if let Ok(mut sampler) = self.sampler.try_lock() {
+            if let Ok(mut sampler) = self.sampling.sampler.try_lock() {
                 let _ = within(self.context, || sampler.destroy_events());
             }
         }

@@ -12,6 +12,7 @@ use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
 use super::super::{Gate, clock, driver_calls, undisturbing, words};
+use super::batches::BATCHES;
 use super::order::Order;
 use super::turnstile::Turnstile;
 use super::{AT_ONCE, Lane};
@@ -21,8 +22,6 @@ use driver::cuda::{CuResult, DevicePtr, STREAM_WAIT_VALUE_AND, Stream};
 use session::gate_page::layout::OPEN;
 use std::sync::Arc;
 
-/// Batches of a lane that may not be done, and a few.
-pub(super) const BATCHES: usize = 128;
 /// What may be queued ahead of the device: estimated time of a lane, and entries of the driver's queue in all lanes.
 /// An H200 blocks the thread at 1,020 entries, and then every other thread, too.
 const AHEAD_NS: u64 = 100_000_000;
@@ -153,6 +152,13 @@ impl InStream {
     }
 }
 
+/// Collectives that were put behind the gate, and how many of those the other devices have been told of.
+#[derive(Default)]
+pub(super) struct Collectives {
+    pub(super) launched: AtomicU64,
+    told: AtomicU64,
+}
+
 /// A word that the stream writes.
 struct Word {
     word: &'static AtomicU32,
@@ -237,8 +243,8 @@ impl Lane {
     /// Sees how far the stream is.
     pub(super) fn see_done(&self, own: &InStream) -> u64 {
         // Two threads may mark a batch: the word may go back.
-        let done = own.done.number(self.recorded.load(Acquire));
-        self.done.fetch_max(done, Release).max(done)
+        let done = own.done.number(self.batches.recorded());
+        self.batches.are_done_to(done)
     }
 
     /// Prepares a launch: has the stream wait for the gate before a batch. To be called by the lane's thread, which has
@@ -273,7 +279,7 @@ impl Lane {
         }
         let _ = self.cover();
         let done = self.see_done(own);
-        if !own.has_wait() && done == self.recorded.load(Relaxed) {
+        if !own.has_wait() && done == self.batches.recorded() {
             self.deny(own);
             return Some(Ahead::OnThread);
         }
@@ -288,7 +294,7 @@ impl Lane {
         }
         // A launch that did not wait for the other thread would come before the wait.
         let Some(mut passing) = own.turnstile.pass() else { return Ahead::Busy };
-        let number = self.recorded.load(Relaxed) + 1;
+        let number = self.batches.recorded() + 1;
         let stream = self.stream as Stream;
         if let Some((mark_at, open)) = passing.unmarked() {
             // First, or its thread would add to what has its mark.
@@ -310,7 +316,7 @@ impl Lane {
         own.waits.store(true, Relaxed);
         let launched = self.count.launched_ns.load(Relaxed);
         self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
-        self.stop_at(self.planned.load(Relaxed));
+        self.stop_at(self.pace.planned.load(Relaxed));
         // The gate may have closed since the thread looked, and a call that waits says nothing more.
         gate.demand().ring_for_work();
         Ahead::Go
@@ -361,7 +367,7 @@ impl Lane {
     }
 
     fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
-        let (recorded, done) = (self.recorded.load(Relaxed), self.see_done(own));
+        let (recorded, done) = (self.batches.recorded(), self.see_done(own));
         if done == own.stuck_at.load(Relaxed) || self.is_stalled(gate) {
             return true;
         }
@@ -379,7 +385,7 @@ impl Lane {
 
     /// Makes the batch that comes as small as it has to be; `false`: there is hardly any room.
     fn fits_into(&self, room: u64) -> bool {
-        let batch = self.batch.load(Relaxed);
+        let batch = self.pace.batch();
         let fitting = fitting(batch.into(), room);
         if let Some(Ok(smaller)) = fitting.map(u32::try_from)
             && smaller < batch
@@ -391,13 +397,13 @@ impl Lane {
 
     /// What the lane has in its stream that is not done.
     pub(in crate::compute) fn ahead(&self) -> LaunchedAhead {
-        let Some(own) = self.in_stream().filter(|_| !self.lost.load(Acquire)) else {
+        let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else {
             return LaunchedAhead::default();
         };
         let done = self.see_done(own);
         let launched_ns = self.count.launched_ns.load(Relaxed);
         LaunchedAhead {
-            batches: self.recorded.load(Acquire).saturating_sub(done),
+            batches: self.batches.recorded().saturating_sub(done),
             launches: self.launches_by(u64::MAX).saturating_sub(self.launches_by(done)),
             estimated_ns: launched_ns.saturating_sub(self.launched_by(done)),
         }
@@ -433,7 +439,7 @@ impl Lane {
     fn deny(&self, own: &InStream) {
         own.denied.store(true, Relaxed);
         own.waits.store(false, Release);
-        self.done.fetch_max(self.recorded.load(Relaxed), Release);
+        let _ = self.batches.are_done_to(self.batches.recorded());
         self.count.most_ns.store(0, Relaxed);
         tracing::info!("a stream cannot wait for its gate: its thread does");
     }
@@ -443,22 +449,22 @@ impl Lane {
     fn last(&self, own: &InStream) -> u64 {
         // In this order: a mark is known before its wait is forgotten.
         let waits = own.has_wait();
-        self.recorded.load(Acquire) + u64::from(waits)
+        self.batches.recorded() + u64::from(waits)
     }
 
     /// The last batch that has begun.
     pub(super) fn begun(&self, own: &InStream) -> u64 {
-        own.begun.number(self.recorded.load(Acquire)).max(self.done.load(Relaxed))
+        own.begun.number(self.batches.recorded()).max(self.batches.done())
     }
 
     /// Whether the stream has written the last number that it will ever write.
     pub(super) fn has_passed(&self, own: &InStream) -> bool {
-        self.begun(own) >= self.last(own) && self.see_done(own) >= self.recorded.load(Acquire)
+        self.begun(own) >= self.last(own) && self.see_done(own) >= self.batches.recorded()
     }
 
     /// Estimated nanoseconds of all launches up to a batch's end.
     pub(super) fn launched_by(&self, number: u64) -> u64 {
-        if number <= self.recorded.load(Acquire) {
+        if number <= self.batches.recorded() {
             self.covered_by(number)
         } else {
             self.count.launched_ns.load(Relaxed)
@@ -468,46 +474,48 @@ impl Lane {
     /// Whether no stream writes to the lane's words any more. To be asked by the governor, of an abandoned lane that is
     /// drained and whose stream has passed the gate.
     pub(super) fn leaves_stream(&self) -> bool {
-        let Some(own) = self.in_stream().filter(|_| !self.lost.load(Acquire)) else { return true };
+        let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else {
+            return true;
+        };
         // Otherwise another thread has put the last mark into the stream, or does so now.
         own.turnstile.pass_after(own.done.at).is_some()
             || !own.waits.load(Acquire)
-            || self.see_done(own) > self.recorded.load(Acquire)
+            || self.see_done(own) > self.batches.recorded()
     }
 
     /// The same in launches.
     pub(super) fn launches_by(&self, number: u64) -> u64 {
-        let recorded = self.recorded.load(Acquire);
+        let recorded = self.batches.recorded();
         let uncovered = if number > recorded { self.count.uncovered.load(Relaxed) } else { 0 };
         self.batch(number.min(recorded)).launches.load(Relaxed) + u64::from(uncovered)
     }
 
     /// A collective is about to be launched behind the gate in the stream. To be called by the lane's thread.
     pub(in crate::compute) fn collective_begins(&self) {
-        self.collectives.store(self.collectives.load(Relaxed) + 1, Release);
+        self.collectives.launched.store(self.collectives.launched.load(Relaxed) + 1, Release);
     }
 
     /// It was not launched.
     pub(in crate::compute) fn collective_failed(&self) {
-        self.collectives.store(self.collectives.load(Relaxed) - 1, Release);
+        self.collectives.launched.store(self.collectives.launched.load(Relaxed) - 1, Release);
     }
 
     /// How many more collectives have begun in the stream than when this was last asked: those of a batch with it. To
     /// be asked by the governor.
     pub(in crate::compute) fn take_collectives(&self) -> i64 {
-        let launched = self.collectives.load(Acquire);
+        let launched = self.collectives.launched.load(Acquire);
         if launched == 0 {
             return 0;
         }
         let begun = match self.in_stream() {
-            Some(own) if !self.lost.load(Acquire) => {
+            Some(own) if !self.life.is_lost() => {
                 let begun = self.begun(own);
-                let is_open = begun > self.recorded.load(Acquire);
+                let is_open = begun > self.batches.recorded();
                 if is_open { launched } else { self.batch(begun).collectives.load(Relaxed) }
             }
             _ => launched,
         };
-        begun.wrapping_sub(self.collectives_told.swap(begun, Relaxed)).cast_signed()
+        begun.wrapping_sub(self.collectives.told.swap(begun, Relaxed)).cast_signed()
     }
 
     /// Whether work is held at a closed gate.
@@ -522,20 +530,20 @@ impl Lane {
 
     /// Whether work in its stream is not seen to have passed the gate.
     pub(in crate::compute) fn awaits_gate(&self) -> bool {
-        let awaits = |own| !self.lost.load(Acquire) && self.last(own) > self.begun(own);
+        let awaits = |own| !self.life.is_lost() && self.last(own) > self.begun(own);
         self.in_stream().is_some_and(awaits)
     }
 
     /// Whether all that has begun is done, at a closed gate; `None`: nothing can be held. A thread that launches is not
     /// waited for: the driver may have it wait for what is held.
     pub(super) fn is_drained_behind(&self, gate: &Gate) -> Option<bool> {
-        if self.lost.load(Acquire) {
+        if self.life.is_lost() {
             return Some(true);
         }
         let own = self.in_stream()?;
         let closed_at = gate.stream_closed_at()?;
         let (begun, done, recorded) =
-            (self.begun(own), self.see_done(own), self.recorded.load(Acquire));
+            (self.begun(own), self.see_done(own), self.batches.recorded());
         let waits = self.calling_since.load(Acquire) != 0;
         if waits && self.last(own) <= begun && !gate.holds_work() {
             return Some(false);

@@ -9,6 +9,7 @@
 //! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled. How much may be
 //! outstanding is the budget's matter ([`budget`]).
 
+mod batches;
 mod budget;
 mod governed;
 mod in_stream;
@@ -17,21 +18,24 @@ mod pace;
 mod samples;
 mod thread;
 mod turnstile;
+mod waits_of_stream;
 
 use super::budget::Taken;
 use super::hold::Hold;
 use super::looks::Looks;
-use super::sampler::{Sampler, StartedWait};
-use super::waits::{self, Waits};
+use super::sampler::StartedWait;
 use super::{Gate, clock, driver_calls, undisturbing, within};
-use core::ffi::c_void;
+use batches::{BATCHES, Batch, Batches};
 use core::ptr;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
-use in_stream::{BATCHES, InStream};
-use std::sync::Mutex;
+use governed::Life;
+use in_stream::{Collectives, InStream};
+use pace::{Backlog, Pace};
+use samples::Sampling;
+use waits_of_stream::WaitsOfStream;
 
 pub(super) use budget::Patience;
 pub(super) use in_stream::{Ahead, BUSY_NAP_NS, LaunchedAhead};
@@ -54,20 +58,6 @@ const AT_ONCE: u32 = 0;
 /// Nothing has been covered by the governor.
 const NEVER: u64 = u64::MAX;
 
-/// What is known of a batch.
-#[derive(Default)]
-struct Batch {
-    /// Estimated nanoseconds of all launches up to its end, and how many these are.
-    covered_ns: AtomicU64,
-    launches: AtomicU64,
-    /// How many of them are collectives that waited for the gate in the stream.
-    collectives: AtomicU64,
-    /// When it ended.
-    at: AtomicU64,
-    /// Its end. It moves on to a later batch once it has happened.
-    event: AtomicPtr<c_void>,
-}
-
 /// What each launch counts.
 #[derive(Default)]
 struct Count {
@@ -86,55 +76,29 @@ pub(crate) struct Lane {
     count: CachePadded<Count>,
     stream: usize,
     context: usize,
+    life: Life,
+    batches: Batches,
+    pace: Pace,
+    /// Its gate in the stream, where that can be.
+    in_stream: Option<InStream>,
+    collectives: Collectives,
+    backlog: Backlog,
+    waits: WaitsOfStream,
+    sampling: Sampling,
     /// What the lane has taken of the process's budget.
     taken: Taken,
     /// [`Lane::activity`] when the governor last looked for what is not needed any more.
     idle_since: AtomicU64,
-    /// Launches that end with an event, or [`CLOSED`].
-    batch: AtomicU32,
-    /// Where the thread has to look up next, unless it is asked to do so at once.
-    planned: AtomicU32,
     looks: Looks,
-    /// The latest ones, by their numbers.
-    latest: Box<[Batch]>,
-    /// The oldest one that may still have its event.
-    spare: AtomicU64,
-    /// Its gate in the stream, where that can be.
-    in_stream: Option<InStream>,
-    /// Collectives that were put behind it, and how many of those the other devices have been told of.
-    collectives: AtomicU64,
-    collectives_told: AtomicU64,
-    /// Time for which work was always queued, as far as can be told.
-    backlogged_ns: AtomicU64,
-    backlogged_told_ns: AtomicU64,
+    hold: Hold,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
-    /// Waits of the stream, how many there were at the last event, and the event that covers the last of them.
-    waits: &'static Waits,
-    waits_covered: AtomicU64,
-    waits_until: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
     calling_since: AtomicU64,
     /// A launch that is not counted yet is under way, or about to be.
     launching: AtomicBool,
     /// The lease in which the thread was here last.
     entered: AtomicU32,
-    sampler: Mutex<Sampler>,
-    hold: Hold,
-    /// Samples of steady work that were due and not taken, and the earliest time for the next one.
-    skipped: AtomicU32,
-    sample_at: AtomicU64,
-    /// The earliest time for the next sample of work that is only guessed.
-    learn_at: AtomicU64,
-    /// The context is about to go, or is gone, and the events with it.
-    ending: AtomicBool,
-    lost: AtomicBool,
-    /// Number of the last batch that has ended, and of the last one known to be done.
-    recorded: AtomicU64,
-    done: AtomicU64,
-    /// When the thread last ended a batch, saw that the last one was not done, or began anew.
-    mark: AtomicU64,
-    abandoned: AtomicBool,
 }
 
 /// See [`Lane::launch_begins`].
@@ -158,36 +122,22 @@ impl Lane {
             count: CachePadded::new(Count { stop: AtomicU32::new(1), ..Count::default() }),
             stream,
             context,
+            life: Life::default(),
+            batches: Batches::new(),
+            pace: Pace::new(),
+            in_stream,
+            collectives: Collectives::default(),
+            backlog: Backlog::default(),
+            waits: WaitsOfStream::new(stream, context),
+            sampling: Sampling::default(),
             taken: Taken::default(),
             idle_since: AtomicU64::new(NEVER),
-            batch: AtomicU32::new(1),
-            planned: AtomicU32::new(1),
             looks: Looks::default(),
-            latest: core::iter::repeat_with(Batch::default).take(BATCHES).collect(),
-            spare: AtomicU64::new(1),
-            in_stream,
-            collectives: AtomicU64::new(0),
-            collectives_told: AtomicU64::new(0),
-            backlogged_ns: AtomicU64::new(0),
-            backlogged_told_ns: AtomicU64::new(0),
+            hold: Hold::default(),
             unknown_until: AtomicU64::new(0),
-            waits: waits::of(stream, context),
-            waits_covered: AtomicU64::new(0),
-            waits_until: AtomicU64::new(0),
             calling_since: AtomicU64::new(0),
             launching: AtomicBool::new(false),
             entered: AtomicU32::new(0),
-            sampler: Mutex::new(Sampler::default()),
-            hold: Hold::default(),
-            skipped: AtomicU32::new(0),
-            sample_at: AtomicU64::new(0),
-            learn_at: AtomicU64::new(0),
-            ending: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
-            recorded: AtomicU64::new(0),
-            done: AtomicU64::new(0),
-            mark: AtomicU64::new(clock::now()),
-            abandoned: AtomicBool::new(false),
         }
     }
 
@@ -222,7 +172,7 @@ impl Lane {
     }
 
     fn batch(&self, number: u64) -> &Batch {
-        &self.latest[number as usize % self.latest.len()]
+        self.batches.get(number)
     }
 
     /// Estimated nanoseconds of all launches up to an event, one of the latest.
@@ -233,36 +183,30 @@ impl Lane {
 
     /// Estimated nanoseconds of the launches that are not known to be done.
     fn outstanding_ns(&self) -> u64 {
-        let done =
-            self.in_stream().map_or_else(|| self.done.load(Acquire), |own| self.see_done(own));
+        let done = self.in_stream().map_or_else(|| self.batches.done(), |own| self.see_done(own));
         self.count.launched_ns.load(Relaxed).saturating_sub(self.launched_by(done))
     }
 
     /// Whether what is under way may be waiting for something outside of the device.
     pub(super) fn may_wait(&self) -> bool {
-        self.had_waits_since(self.done.load(Acquire) + 1)
+        self.had_waits_since(self.batches.done() + 1)
     }
 
     /// Whether there may have been such a wait in a batch that an event ends, or later.
     fn had_waits_since(&self, number: u64) -> bool {
-        !self.waits.hold_nothing_up() && self.has_waits_since(number)
-    }
-
-    fn has_waits_since(&self, number: u64) -> bool {
-        self.waits.count() != self.waits_covered.load(Acquire)
-            || self.waits_until.load(Acquire) >= number
+        !self.waits.of.hold_nothing_up() && self.waits.are_since(number)
     }
 
     /// Whether there is such a wait in what is under way, however short these have been.
     pub(super) fn has_unfinished_waits(&self) -> bool {
-        self.has_waits_since(self.done.load(Acquire) + 1)
+        self.waits.are_since(self.batches.done() + 1)
     }
 
     /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
     /// is charged. To be called by the lane's thread.
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
-        let ns = self.backlogged_ns.load(Relaxed) + now.saturating_sub(begun);
-        self.backlogged_ns.store(ns, Release);
+        let ns = self.backlog.ns.load(Relaxed) + now.saturating_sub(begun);
+        self.backlog.ns.store(ns, Release);
         gate.stall().begin(gate.lanes().progress(), now);
     }
 
@@ -273,13 +217,13 @@ impl Lane {
 
     /// A call is about to have the stream wait: begins to measure that.
     pub(super) fn start_wait(&self) -> Option<StartedWait> {
-        let mut sampler = self.sampler.try_lock().ok()?;
-        undisturbing(|| sampler.start_wait(self.stream as Stream, self.context, self.waits))
+        let mut sampler = self.sampling.sampler.try_lock().ok()?;
+        undisturbing(|| sampler.start_wait(self.stream as Stream, self.context, self.waits.of))
     }
 
     /// The call has been made.
     pub(super) fn finish_wait(&self, started: StartedWait) {
-        if let Ok(mut sampler) = self.sampler.try_lock() {
+        if let Ok(mut sampler) = self.sampling.sampler.try_lock() {
             undisturbing(|| sampler.finish_wait(started, self.stream as Stream));
         }
     }
@@ -313,7 +257,7 @@ impl Lane {
         let launched = self.count.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
         self.count.launched_ns.store(launched, Relaxed);
         if ns.is_none() {
-            self.unknown_until.store(self.recorded.load(Relaxed) + 1, Release);
+            self.unknown_until.store(self.batches.recorded() + 1, Release);
         }
         self.count.uncovered.store(count, Release);
         count
@@ -322,8 +266,8 @@ impl Lane {
     /// After a launch that was counted so: ends the batch if it is full, or is to end here.
     pub(super) fn go_on(&self, count: u32, ns: Option<u64>, ends: bool, gate: &Gate) {
         let launched = self.count.launched_ns.load(Relaxed);
-        let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
-        let batch = self.batch.load(Relaxed);
+        let uncovered_ns = launched.wrapping_sub(self.covered_by(self.batches.recorded()));
+        let batch = self.pace.batch();
         if count >= batch
             || gate.launch_times().really(uncovered_ns) >= self.batch_ns(gate)
             || ns.is_none()
@@ -347,7 +291,7 @@ impl Lane {
         if !self.looks.take_question() {
             return;
         }
-        self.stop_at(self.planned.load(Relaxed));
+        self.stop_at(self.pace.planned.load(Relaxed));
         let works = || {
             !self.may_wait()
                 && driver_calls::stream_query(self.stream as Stream) == CuResult::NOT_READY
@@ -356,14 +300,14 @@ impl Lane {
     }
 
     fn stop_at(&self, count: u32) {
-        self.planned.store(count, Relaxed);
+        self.pace.planned.store(count, Relaxed);
         self.count.stop.store(count, SeqCst);
         // A batch begins with a wait. Another thread may have ended the present one meanwhile.
         if self.in_stream.as_ref().is_some_and(InStream::needs_wait) {
             self.count.stop.store(AT_ONCE, Relaxed);
         }
         // Another thread may have closed the lane meanwhile.
-        if self.batch.load(Relaxed) == CLOSED {
+        if self.pace.is_closed() {
             self.count.stop.store(CLOSED, Relaxed);
         }
     }
@@ -377,12 +321,12 @@ impl Lane {
     fn try_to_cover(&self) -> bool {
         let is_covered = self.count.uncovered.load(Relaxed) == 0
             && !self.in_stream().is_some_and(InStream::has_wait);
-        if self.batch.load(Relaxed) == CLOSED || is_covered {
+        if self.pace.is_closed() || is_covered {
             return true;
         }
-        let recorded = self.recorded.load(Relaxed);
+        let recorded = self.batches.recorded();
         let number = recorded + 1;
-        let waits = self.waits.count();
+        let waits = self.waits.of.count();
         let marked = if let Some(own) = self.in_stream() {
             let marked = self.mark(own, number);
             if !marked {
@@ -404,13 +348,9 @@ impl Lane {
             batch.covered_ns.store(launched, Relaxed);
             batch.at.store(clock::now(), Relaxed);
             batch.launches.store(before + u64::from(self.count.uncovered.load(Relaxed)), Relaxed);
-            batch.collectives.store(self.collectives.load(Relaxed), Relaxed);
-            if waits != self.waits_covered.load(Relaxed) {
-                // In this order: who sees the second sees the first.
-                self.waits_until.store(number, Release);
-                self.waits_covered.store(waits, Release);
-            }
-            self.recorded.store(number, Release);
+            batch.collectives.store(self.collectives.launched.load(Relaxed), Relaxed);
+            self.waits.are_covered_by(number, waits);
+            self.batches.end(number);
             // In this order: what is held is seen to be at any moment, or the governor would sleep.
             if let Some(own) = self.in_stream() {
                 own.is_covered();
@@ -423,9 +363,9 @@ impl Lane {
     /// Records the event that ends a batch: that of one that is done, or a new one.
     fn record(&self, number: u64) -> bool {
         let stream = self.stream as Stream;
-        let spare = self.spare.load(Relaxed).max(number.saturating_sub(BATCHES as u64));
+        let spare = self.batches.spare.load(Relaxed).max(number.saturating_sub(BATCHES as u64));
         let event_of = |number| self.batch(number).event.load(Relaxed);
-        let is_spare = spare < number && spare <= self.done.load(Relaxed);
+        let is_spare = spare < number && spare <= self.batches.done();
         let event = Some(spare).filter(|_| is_spare).map_or(ptr::null_mut(), event_of);
         let new = if event.is_null() { within(self.context, new_event).flatten() } else { None };
         let Some(event) = new.or((!event.is_null()).then_some(event)) else { return false };
@@ -439,7 +379,7 @@ impl Lane {
         if is_spare {
             self.batch(spare).event.store(ptr::null_mut(), Relaxed);
         }
-        self.spare.store(spare + u64::from(is_spare), Relaxed);
+        self.batches.spare.store(spare + u64::from(is_spare), Relaxed);
         self.batch(number).event.store(event, Relaxed);
         true
     }
@@ -447,7 +387,7 @@ impl Lane {
     /// Whether a batch is done. The driver is asked; an error counts as "yes": the work that the event stood for is
     /// gone.
     fn is_done(&self, number: u64) -> bool {
-        if self.done.load(Acquire) >= number {
+        if self.batches.done() >= number {
             return true;
         }
         if let Some(own) = self.in_stream() {
@@ -457,15 +397,15 @@ impl Lane {
         let query = || driver_calls::event_query(event);
         let done = event.is_null() || undisturbing(query) != CuResult::NOT_READY;
         if done {
-            self.done.fetch_max(number, Release);
+            let _ = self.batches.are_done_to(number);
         }
         done
     }
 
     /// Sees how far the stream is.
     fn see_progress(&self) {
-        let recorded = self.recorded.load(Acquire);
-        let next = || self.done.load(Acquire) + 1;
+        let recorded = self.batches.recorded();
+        let next = || self.batches.done() + 1;
         if next() > recorded || !self.is_done(next()) || self.is_done(recorded) {
             return;
         }
@@ -474,8 +414,7 @@ impl Lane {
 
     fn resize(&self, batch: u32) {
         let batch = batch.clamp(1, MAX_BATCH);
-        // Not over CLOSED, which another thread may have set meanwhile.
-        let _ = self.batch.fetch_update(Relaxed, Relaxed, |old| (old != CLOSED).then_some(batch));
+        self.pace.set_batch(batch);
         self.stop_at(batch);
     }
 }

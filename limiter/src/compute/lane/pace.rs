@@ -9,25 +9,73 @@
 //! waits for takes longer, up to [`SLOWER`] times.
 
 use super::super::{Gate, clock};
-use super::{Lane, MAX_BATCH};
+use super::{CLOSED, Lane, MAX_BATCH};
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The time that a batch should take.
 const BATCH_NS: u64 = 500_000;
 /// How many times as long a batch in a stream may take the thread as it may take the device.
 const SLOWER: u64 = 4;
 
+/// The size of batches.
+pub(super) struct Pace {
+    /// Launches that end with an event, or [`CLOSED`].
+    batch: AtomicU32,
+    /// Where the thread has to look up next, unless it is asked to do so at once.
+    pub(super) planned: AtomicU32,
+    /// When the thread last ended a batch, saw that the last one was not done, or began anew.
+    pub(super) mark: AtomicU64,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self {
+            batch: AtomicU32::new(1),
+            planned: AtomicU32::new(1),
+            mark: AtomicU64::new(clock::now()),
+        }
+    }
+
+    /// Launches that end with an event.
+    pub(super) fn batch(&self) -> u32 {
+        self.batch.load(Relaxed)
+    }
+
+    /// Not where the lane is closed, which another thread may have done meanwhile.
+    pub(super) fn set_batch(&self, launches: u32) {
+        let change = |old| (old != CLOSED).then_some(launches);
+        let _ = self.batch.fetch_update(Relaxed, Relaxed, change);
+    }
+
+    /// No launch fits in: the lane's stream or context is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.batch() == CLOSED
+    }
+
+    pub(super) fn close(&self) {
+        self.batch.store(CLOSED, Relaxed);
+    }
+}
+
+/// Time for which work was always queued, as far as can be told.
+#[derive(Default)]
+pub(super) struct Backlog {
+    pub(super) ns: AtomicU64,
+    pub(super) told_ns: AtomicU64,
+}
+
 impl Lane {
     /// A batch of so many launches has just ended.
     pub(super) fn pace(&self, batch: u32, gate: &Gate) {
-        let recorded = self.recorded.load(Relaxed);
+        let recorded = self.batches.recorded();
         let before = recorded.saturating_sub(1);
         let now = clock::now();
-        let took = now.saturating_sub(self.mark.load(Relaxed));
+        let took = now.saturating_sub(self.pace.mark.load(Relaxed));
         if !self.is_done(before) && !self.had_waits_since(before.max(1)) {
             self.was_busy(took, gate);
         }
-        self.mark.store(now, Relaxed);
+        self.pace.mark.store(now, Relaxed);
         let used = self.covered_by(recorded).saturating_sub(self.covered_by(before));
         let (span, longest, most) = if self.is_in_stream() {
             let span = self.batch_ns(gate);
@@ -39,7 +87,7 @@ impl Lane {
         let fitting = of(longest, took).min(of(span, gate.launch_times().really(used)));
         let most = most.min(batch.saturating_mul(2));
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(most));
-        if !self.has_place(self.batch.load(Relaxed)) {
+        if !self.has_place(self.pace.batch()) {
             // The next launch asks for room.
             self.count.most_ns.store(0, Relaxed);
         }
@@ -50,7 +98,7 @@ impl Lane {
     fn was_busy(&self, ns: u64, gate: &Gate) {
         // What is held at a closed gate does not.
         if !self.is_in_stream() || gate.lease() == Some(self.entered.load(Relaxed)) {
-            self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + ns, Release);
+            self.backlog.ns.store(self.backlog.ns.load(Relaxed) + ns, Release);
         }
     }
 
@@ -58,13 +106,13 @@ impl Lane {
     pub(super) fn is_waited_for(&self, gate: &Gate) {
         let now = clock::now();
         if !self.may_wait() {
-            self.was_busy(now.saturating_sub(self.mark.load(Relaxed)), gate);
+            self.was_busy(now.saturating_sub(self.pace.mark.load(Relaxed)), gate);
         }
-        self.mark.store(now, Relaxed);
+        self.pace.mark.store(now, Relaxed);
     }
 
     /// The thread begins anew, under another lease.
     pub(super) fn begin_at(&self, now: u64) {
-        self.mark.store(now, Relaxed);
+        self.pace.mark.store(now, Relaxed);
     }
 }

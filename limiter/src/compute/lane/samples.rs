@@ -2,11 +2,13 @@
 
 use super::super::estimate::Estimate;
 use super::super::family::Guess;
-use super::super::sampler::{Place, Started};
+use super::super::sampler::{Place, Sampler, Started};
 use super::super::{Gate, Work, clock};
 use super::Lane;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use driver::cuda::Stream;
+use std::sync::Mutex;
 
 /// One launch in so many batches is sampled.
 const SAMPLE_EVERY: u32 = 8;
@@ -19,6 +21,17 @@ const LEARNING_PART: u64 = 32;
 /// After one that took long by chance.
 const LONGEST_REST_NS: u64 = 50_000_000;
 
+/// When the next samples are due.
+#[derive(Default)]
+pub(super) struct Sampling {
+    pub(super) sampler: Mutex<Sampler>,
+    /// Samples of steady work that were due and not taken, and the earliest time for the next one.
+    skipped: AtomicU32,
+    at: AtomicU64,
+    /// The earliest time for the next sample of work that is only guessed.
+    learn_at: AtomicU64,
+}
+
 impl Lane {
     /// Begins a sample, if the launch that comes is to be one. `guess`: for what it is taken, if it is not known.
     pub(in crate::compute) fn start_sample(
@@ -30,7 +43,7 @@ impl Lane {
     ) -> Option<Started<'_>> {
         // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
         let drawn = guess.filter(|_| self.is_place_of_sample(false));
-        let due = || clock::now() >= self.learn_at.load(Relaxed);
+        let due = || clock::now() >= self.sampling.learn_at.load(Relaxed);
         let sampled = if guess.is_some() {
             drawn.is_some() || estimate.is_met_again() && due()
         } else if estimate.ns().is_none() {
@@ -38,7 +51,7 @@ impl Lane {
         } else {
             // A moment alone may be all that there is, and three samples are all that is wanted.
             let rare = !gate.is_shared() && estimate.is_unsettled();
-            rare && self.batch.load(Relaxed) == 1 && due()
+            rare && self.pace.batch() == 1 && due()
                 || self.is_place_of_sample(
                     estimate.is_doubtful() || gate.launch_times().estimates_are_off(),
                 ) && (gate.launch_times().estimates_are_off() || !self.skips(estimate))
@@ -48,7 +61,7 @@ impl Lane {
         }
         let begun = clock::now();
         let place = Place { stream: self.stream as Stream, context: self.context, gate };
-        let mut sampler = self.sampler.try_lock().ok()?;
+        let mut sampler = self.sampling.sampler.try_lock().ok()?;
         let started = sampler.start(place, &self.hold, work, drawn, !gate.is_shared(), begun);
         if started.is_none() {
             self.rest_from_samples(begun);
@@ -58,12 +71,12 @@ impl Lane {
 
     /// Whether a launch of known duration is the one that has been chosen.
     fn is_place_of_sample(&self, doubtful: bool) -> bool {
-        let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
+        let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.pace.batch());
         // Not because of the batch's end.
         (next < batch && next >= self.count.stop.load(Relaxed))
             || batch == 1
                 && (self.is_due() || doubtful)
-                && self.mark.load(Relaxed) >= self.sample_at.load(Relaxed)
+                && self.pace.mark.load(Relaxed) >= self.sampling.at.load(Relaxed)
     }
 
     /// Leaves most samples of steady work out.
@@ -71,8 +84,8 @@ impl Lane {
         if !estimate.is_steady() {
             return false;
         }
-        let skipped = self.skipped.load(Relaxed).wrapping_add(1);
-        self.skipped.store(skipped, Relaxed);
+        let skipped = self.sampling.skipped.load(Relaxed).wrapping_add(1);
+        self.sampling.skipped.store(skipped, Relaxed);
         !skipped.is_multiple_of(STEADY_EVERY)
     }
 
@@ -83,7 +96,7 @@ impl Lane {
         estimate: &'static Estimate,
     ) {
         let begun = started.begun;
-        if let Ok(mut sampler) = self.sampler.try_lock() {
+        if let Ok(mut sampler) = self.sampling.sampler.try_lock() {
             sampler.finish(started, self.stream as Stream, estimate);
         }
         self.rest_from_samples(begun);
@@ -93,8 +106,8 @@ impl Lane {
     fn rest_from_samples(&self, begun: u64) {
         let now = clock::now();
         let rest = |part| now.saturating_sub(begun).saturating_mul(part).min(LONGEST_REST_NS);
-        self.sample_at.store(now.saturating_add(rest(SAMPLE_PART)), Relaxed);
-        self.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
+        self.sampling.at.store(now.saturating_add(rest(SAMPLE_PART)), Relaxed);
+        self.sampling.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
     }
 
     /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
@@ -105,16 +118,16 @@ impl Lane {
 
     /// Another number after each batch, in no order.
     fn mixed(&self) -> u32 {
-        (self.recorded.load(Relaxed) as u32).wrapping_mul(0x9E37_79B9)
+        (self.batches.recorded() as u32).wrapping_mul(0x9E37_79B9)
     }
 
     /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
     /// themselves would always be seen at the same place.
     pub(super) fn plan_sample(&self, now: u64, gate: &Gate) {
-        let batch = self.batch.load(Relaxed);
+        let batch = self.pace.batch();
         if batch > 1
             && (self.is_due() || gate.launch_times().estimates_are_off())
-            && now >= self.sample_at.load(Relaxed)
+            && now >= self.sampling.at.load(Relaxed)
         {
             self.stop_at(1 + (self.mixed() >> 16) % (batch - 1));
         }

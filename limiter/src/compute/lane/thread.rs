@@ -5,11 +5,11 @@ use super::super::fast_path::FAST_PATH;
 use super::super::kinds::Seen;
 use super::super::work::SPREAD;
 use super::super::{Gate, Launched, Work, clock, driver_calls, within};
-use super::{CLOSED, Lane};
+use super::Lane;
 use crate::verdict::Verdict;
 use core::cell::{Cell, RefCell};
 use core::ptr;
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{Context, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Lane {
     fn ends(&self, gate: &Gate) {
         self.count.most_ns.store(0, Relaxed);
         self.keep_needed(gate.budget());
-        self.abandoned.store(true, Release);
+        self.life.abandon();
     }
 }
 
@@ -101,7 +101,7 @@ impl Lanes {
     /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
     fn forget_closed(&mut self) {
         self.0.retain(|(gate, lane)| {
-            let open = lane.batch.load(Relaxed) != CLOSED;
+            let open = !lane.pace.is_closed();
             if !open {
                 let _ = with_shortcut(lane.stream, |shortcut| {
                     if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
@@ -165,7 +165,7 @@ pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Gate, Arc
         let (gate, _) = fast.way(stream)?;
         let lane = fast.shortcut(stream).lane();
         // One whose stream is gone gives way to another.
-        (lane.batch.load(Relaxed) != CLOSED).then_some((gate, lane))
+        (!lane.pace.is_closed()).then_some((gate, lane))
     })
     .ok()
     .flatten()
@@ -179,7 +179,7 @@ pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
             let lanes = lanes.try_borrow().ok()?;
             let is_it = |lane: &Lane| lane.stream == stream && lane.context == context;
             let (_, lane) = lanes.0.iter().find(|(_, lane)| is_it(lane))?;
-            (lane.batch.load(Relaxed) != CLOSED).then(|| Arc::clone(lane))
+            (!lane.pace.is_closed()).then(|| Arc::clone(lane))
         })
         .ok()
         .flatten()
