@@ -225,8 +225,8 @@ pub(crate) struct LaunchCost {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub(crate) kinds: u32,
     /// Memory that is touched before each launch, as programs do: what the caches hold of the last one gives way to it
-    #[arg(long, default_value = "0", value_name = "SIZE", value_parser = size)]
-    pub(crate) touch: u64,
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) touch: Option<u64>,
     /// Measure once for each line on stdin, until it ends
     #[arg(long)]
     pub(crate) each_line: bool,

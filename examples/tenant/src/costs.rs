@@ -63,7 +63,7 @@ pub(crate) fn launches(options: &LaunchCost) -> Result<(), Failure> {
     let context = Context::open(options.target.device, options.target.ptsz)?;
     let kernels = Kernels::load(&context)?;
     let stream = Stream::default_of(&context);
-    let mut touched = vec![0_u8; usize::try_from(options.touch).unwrap_or(usize::MAX)];
+    let mut touched = vec![0_u8; usize::try_from(options.touch.unwrap_or(0)).unwrap_or(usize::MAX)];
     let mut measure = || -> Result<(), Failure> {
         let mut samples = Vec::new();
         for phase in [WARM_UP.max(64 * u64::from(options.kinds)), options.launches] {

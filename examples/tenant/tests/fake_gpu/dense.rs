@@ -193,7 +193,8 @@ fn costs_of_single_calls() {
     let node = Node::new("1GiB");
     let launches = node.result("launch-cost --launches 2000");
     assert_eq!(number(&launches, "launches"), 2000.0);
-    for cost in [&launches, &node.result("alloc-cost --pairs 50")["alloc_free"]] {
+    let kinds = node.result("launch-cost --launches 2000 --kinds 40 --touch 64KiB");
+    for cost in [&launches, &kinds, &node.result("alloc-cost --pairs 50")["alloc_free"]] {
         assert!(number(cost, "median_ns") > 0.0, "{cost}");
         assert!(number(cost, "p1_ns") <= number(cost, "median_ns"), "{cost}");
         assert!(number(cost, "median_ns") <= number(cost, "p99_ns"), "{cost}");
