@@ -78,6 +78,12 @@ impl Work {
         Self(mix(mix(2, u64::from(kind)), size) | Self::MAY_BLOCK)
     }
 
+    /// The same by a call that returns at once, whatever the stream has to do before.
+    #[inline]
+    pub(crate) const fn at_once(self) -> Self {
+        Self::launched(self.0)
+    }
+
     const fn launched(hash: u64) -> Self {
         Self((hash | 4) & !Self::MAY_BLOCK)
     }
@@ -106,6 +112,14 @@ mod tests {
         assert_ne!(Work::transfer(1, 4096), Work::transfer(2, 4096));
         assert_ne!(Work::transfer(1, 0), Work::UNKNOWN);
         assert_ne!(Work::transfer(1, 1), Work::transfer(1, 2));
+    }
+
+    #[test]
+    fn a_transfer_may_wait_unless_its_call_returns_at_once() {
+        let fill = Work::transfer(1, 4096);
+        assert!(fill.may_block() && !fill.at_once().may_block());
+        assert_eq!(fill.at_once(), Work::transfer(1, 4097).at_once());
+        assert_ne!(fill.at_once(), Work::transfer(1, 8192).at_once());
     }
 
     #[test]

@@ -288,6 +288,27 @@ static void copies(void) {
     must("cuMemFree_v2", at);
 }
 
+/* Fills and copies between the kernels that stay on the device: the thread goes on at once. */
+static void fills(uint32_t round, double *call) {
+    enum { BYTES = 4096 };
+    static CUdeviceptr at;
+    unsigned char found[2] = {0, 0};
+    if (!at)
+        must("cuMemAlloc_v2", &at, (size_t)(2 * BYTES));
+    double begun = now();
+    for (int i = 0; i < LAUNCHES; i++) {
+        must("cuMemsetD8Async", at, (unsigned char)round, (size_t)BYTES, stream);
+        ok(spin(&d, kernel, 1000, stream));
+        must("cuMemcpyDtoDAsync_v2", at + BYTES, at, (size_t)BYTES, stream);
+    }
+    *call = now() - begun > *call ? now() - begun : *call;
+    launched_ms += LAUNCHES;
+    ok(d.stream_synchronize(stream));
+    must("cuMemcpyDtoH_v2", found, at + 2 * BYTES - 1, (size_t)1);
+    if (found[0] != (unsigned char)round)
+        fail("a fill that was not copied", found[0]);
+}
+
 static void note(void *at) { __atomic_store_n((uint32_t *)at, word[1], __ATOMIC_RELEASE); }
 
 /* A function of the host between the kernels, and another stream behind an event. */
@@ -394,7 +415,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     begin();
-    double start = now(), longest = 0, call = 0;
+    double start = now(), longest = 0, call = 0, first = 0;
     for (uint32_t round = 1; round <= rounds; round++) {
         double begun = now();
         if (!strcmp(how, "thread-ends"))
@@ -425,6 +446,8 @@ int main(int argc, char **argv) {
             launch_fails(round);
         else if (!strcmp(how, "copies"))
             copies();
+        else if (!strcmp(how, "fills"))
+            fills(round, round > 2 ? &call : &first);
         else if (!strcmp(how, "in-order"))
             in_order(round);
         else if (!strcmp(how, "frees"))

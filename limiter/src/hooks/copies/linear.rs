@@ -147,7 +147,7 @@ macro_rules! transfers {
             $($argument: $type,)*
             stream: Stream,
         ) -> CuResult {
-            transfer(|| kind.work($size), stream, &call, || {
+            transfer(|| kind.async_work($size), stream, &call, || {
                 // SAFETY: the program's own arguments.
                 unsafe { (call.original)($($argument,)* stream) }
             })

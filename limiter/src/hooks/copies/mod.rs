@@ -8,6 +8,9 @@
 //! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It does not
 //!   pass the other device's gate as well. It would hold one device's time while it waits for the other's,
 //!   and two tenants that copy in opposite directions would stop each other.
+//! * A call may wait inside the driver for its work, or for what its stream has to do before: then its time counts as it
+//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies within a device never do
+//!   (CUDA driver API, API synchronization behavior): they pass like launches.
 //! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds` forms
 //!   the calling thread's.
 
@@ -70,9 +73,21 @@ impl CopyKind {
         Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
     }
 
+    /// Whether it reads and writes nothing but memory of one device, as its name or descriptor says.
+    const fn stays_on_device(self) -> bool {
+        const FIRST_FILL: u8 = CopyKind::FILL_8.code;
+        const LAST_FILL: u8 = CopyKind::FILL_ROWS_32.code;
+        self.code == Self::WITHIN.code || matches!(self.code, FIRST_FILL..=LAST_FILL)
+    }
+
     /// The work of `size` units; `None`: there is nothing to do.
     fn work(self, size: u64) -> Option<Work> {
         (size > 0).then(|| Work::transfer(self.code, size.saturating_mul(u64::from(self.unit))))
+    }
+
+    /// The same by a function whose name ends with `Async`.
+    fn async_work(self, size: u64) -> Option<Work> {
+        self.work(size).map(|work| if self.stays_on_device() { work.at_once() } else { work })
     }
 }
 
@@ -136,5 +151,18 @@ mod tests {
         assert_eq!(CopyKind::FILL_32.work(1024), Some(Work::transfer(20, 4096)));
         assert_eq!(CopyKind::FILL_32.work(u64::MAX), Some(Work::transfer(20, u64::MAX)));
         assert_eq!(CopyKind::WITHIN.work(0), None);
+    }
+
+    #[test]
+    fn only_what_stays_on_the_device_returns_at_once() {
+        let fills = [CopyKind::FILL_8, CopyKind::FILL_16, CopyKind::FILL_32];
+        let rows = [CopyKind::FILL_ROWS_8, CopyKind::FILL_ROWS_16, CopyKind::FILL_ROWS_32];
+        for kind in fills.into_iter().chain(rows).chain([CopyKind::WITHIN]) {
+            assert_eq!(kind.async_work(64), kind.work(64).map(Work::at_once), "{kind:?}");
+        }
+        let others = [CopyKind::ANYWHERE, CopyKind::TO_DEVICE, CopyKind::TO_HOST, CopyKind::PEER];
+        for kind in others.into_iter().chain([CopyKind::DECOMPRESS, CopyKind::HOST_TO_ARRAY]) {
+            assert_eq!(kind.async_work(64), kind.work(64), "{kind:?}");
+        }
     }
 }

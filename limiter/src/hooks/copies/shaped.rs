@@ -5,7 +5,9 @@ use super::{CopyKind, DEFAULT, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
 use core::ffi::c_uint;
-use driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
+use driver::copy::{
+    Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_ARRAY, MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED,
+};
 use driver::cuda::{CuResult, DevicePtr, Stream};
 
 macros::hooks! {
@@ -90,6 +92,15 @@ fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
     (!within_host).then_some(work)
 }
 
+/// The same of a function whose name ends with `Async`.
+fn async_work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
+    let work = work(kind, copy)?;
+    // SAFETY: not null, or it would be no work.
+    let sides = unsafe { copy.as_ref() }?.sides();
+    let stays = sides.into_iter().all(|(kind, _)| matches!(kind, MEMORY_DEVICE | MEMORY_ARRAY));
+    Some(if stays { work.at_once() } else { work })
+}
+
 fn described<D: Descriptor>(
     call: Call<unsafe extern "C" fn(*const D) -> CuResult>,
     kind: CopyKind,
@@ -113,7 +124,7 @@ fn described_async<D: Descriptor>(
     stream: Stream,
 ) -> CuResult {
     transfer(
-        || work(kind, copy),
+        || async_work(kind, copy),
         stream,
         &call,
         || {
@@ -152,6 +163,22 @@ mod tests {
         layers.depth = 0;
         assert_eq!(work(CopyKind::LAYERS, &raw const layers), None);
         assert_eq!(work::<Copy2d>(CopyKind::ROWS, core::ptr::null()), None);
+    }
+
+    #[test]
+    fn only_copies_that_stay_on_the_device_return_at_once() {
+        // SAFETY: numbers and null pointers.
+        let mut rows = unsafe { zeroed::<Copy2d>() };
+        (rows.width, rows.height) = (100, 7);
+        for from in [MEMORY_HOST, MEMORY_DEVICE, MEMORY_ARRAY, MEMORY_UNIFIED] {
+            for to in [MEMORY_HOST, MEMORY_DEVICE, MEMORY_ARRAY, MEMORY_UNIFIED] {
+                (rows.from.kind, rows.to.kind) = (from, to);
+                let within = [from, to].iter().all(|side| [MEMORY_DEVICE, MEMORY_ARRAY].contains(side));
+                let plain = work(CopyKind::ROWS, &raw const rows);
+                let expected = if within { plain.map(Work::at_once) } else { plain };
+                assert_eq!(async_work(CopyKind::ROWS, &raw const rows), expected, "{from} to {to}");
+            }
+        }
     }
 
     #[test]

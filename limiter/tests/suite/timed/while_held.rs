@@ -71,6 +71,16 @@ fn copies_are_waited_for() {
     holds("copies", "12", 900);
 }
 
+/// They return at once, and so does what is launched between them: their stream waits, not the thread. Once they are
+/// known, that is.
+#[test]
+fn fills_are_not_waited_for() {
+    holds("fills", "6", 900);
+    let outcome = holds_with("fills", "stream", "6", 900, &[]);
+    let call = outcome.value("call_ms");
+    assert!(call <= outcome.busy.most_ms(60), "launching 200 ms took {call} ms, {:?}", outcome.busy);
+}
+
 /// Its lane goes when its work has, not before.
 #[test]
 fn a_thread_ends() {
