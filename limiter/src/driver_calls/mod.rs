@@ -12,7 +12,8 @@ pub(crate) use context::{current_context, never_disturb, undisturbing, within};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use driver::cuda::{
     AllocationHandle, AllocationProp, Context, CuResult, Device, DevicePtr, Event, Function, Graph,
-    GraphExec, GraphNode, GreenContext, MemAllocNodeParams, MemoryPool, Stream, Uuid,
+    GraphExec, GraphNode, GreenContext, MemAllocNodeParams, MemoryPool, Stream, StreamOperation,
+    Uuid,
 };
 use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
 use hook::Slot;
@@ -106,6 +107,8 @@ driver_calls! {
     "cuStreamWaitValue32_v2" => fn stream_wait_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Has a stream write a word in memory.
     "cuStreamWriteValue32_v2" => fn stream_write_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Has a stream do several of these, one after the other: all, or none.
+    "cuStreamBatchMemOp_v2" => fn stream_operations(stream: Stream, count: c_uint, operations: *mut StreamOperation, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Makes host memory visible to the device.
     "cuMemHostRegister_v2" => fn mem_host_register(memory: *mut c_void, bytes: usize, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Where the device sees host memory.

@@ -293,10 +293,11 @@ impl Lane {
         }
         self.stop_at(self.pace.planned.load(Relaxed));
         let works = || {
-            !self.may_wait()
-                && driver_calls::stream_query(self.stream as Stream) == CuResult::NOT_READY
+            let not_ready =
+                || driver_calls::stream_query(self.stream as Stream) == CuResult::NOT_READY;
+            !self.may_wait() && (self.is_seen_to_work() || undisturbing(not_ready))
         };
-        self.looks.tell(undisturbing(works));
+        self.looks.tell(works());
     }
 
     fn stop_at(&self, count: u32) {

@@ -173,7 +173,8 @@ mod tests {
         for from in [MEMORY_HOST, MEMORY_DEVICE, MEMORY_ARRAY, MEMORY_UNIFIED] {
             for to in [MEMORY_HOST, MEMORY_DEVICE, MEMORY_ARRAY, MEMORY_UNIFIED] {
                 (rows.from.kind, rows.to.kind) = (from, to);
-                let within = [from, to].iter().all(|side| [MEMORY_DEVICE, MEMORY_ARRAY].contains(side));
+                let within =
+                    [from, to].iter().all(|side| [MEMORY_DEVICE, MEMORY_ARRAY].contains(side));
                 let plain = work(CopyKind::ROWS, &raw const rows);
                 let expected = if within { plain.map(Work::at_once) } else { plain };
                 assert_eq!(async_work(CopyKind::ROWS, &raw const rows), expected, "{from} to {to}");

@@ -78,7 +78,11 @@ fn fills_are_not_waited_for() {
     holds("fills", "6", 900);
     let outcome = holds_with("fills", "stream", "6", 900, &[]);
     let call = outcome.value("call_ms");
-    assert!(call <= outcome.busy.most_ms(60), "launching 200 ms took {call} ms, {:?}", outcome.busy);
+    assert!(
+        call <= outcome.busy.most_ms(60),
+        "launching 200 ms took {call} ms, {:?}",
+        outcome.busy
+    );
 }
 
 /// Its lane goes when its work has, not before.

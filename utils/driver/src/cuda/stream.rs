@@ -1,6 +1,6 @@
 //! Streams, events and captures.
 
-use super::handle::Stream;
+use super::handle::{DevicePtr, Stream};
 use super::result::CuResult;
 use core::ffi::{c_uint, c_void};
 
@@ -15,6 +15,10 @@ pub const STREAM_PER_THREAD: usize = 2;
 pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// `CU_STREAM_WAIT_VALUE_AND`: until the word has one of the value's bits.
 pub const STREAM_WAIT_VALUE_AND: c_uint = 2;
+/// `CU_STREAM_MEM_OP_WAIT_VALUE_32`
+const WAIT_VALUE_32: c_uint = 1;
+/// `CU_STREAM_MEM_OP_WRITE_VALUE_32`
+const WRITE_VALUE_32: c_uint = 2;
 /// `CU_EVENT_DEFAULT`
 pub const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`
@@ -33,3 +37,36 @@ pub const PROC_ADDRESS_PER_THREAD_STREAM: u64 = 2;
 pub type HostFunction = extern "C" fn(*mut c_void);
 /// `CUstreamCallback`
 pub type StreamCallback = extern "C" fn(Stream, CuResult, *mut c_void);
+
+/// `CUstreamBatchMemOpParams`, a union, as far as it is of a word of 32 bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StreamOperation {
+    operation: c_uint,
+    address: DevicePtr,
+    value: u64,
+    flags: c_uint,
+    alias: DevicePtr,
+    pad: u64,
+}
+
+impl StreamOperation {
+    const fn new(operation: c_uint, address: DevicePtr, value: u32, flags: c_uint) -> Self {
+        Self { operation, address, value: value as u64, flags, alias: 0, pad: 0 }
+    }
+
+    /// The stream waits for a word, as the flags say.
+    #[must_use]
+    pub const fn wait(address: DevicePtr, value: u32, flags: c_uint) -> Self {
+        Self::new(WAIT_VALUE_32, address, value, flags)
+    }
+
+    /// The stream writes a word.
+    #[must_use]
+    pub const fn write(address: DevicePtr, value: u32) -> Self {
+        Self::new(WRITE_VALUE_32, address, value, 0)
+    }
+}
+
+// `cuuint64_t pad[6]`
+const _: () = assert!(size_of::<StreamOperation>() == 48);
