@@ -71,18 +71,15 @@ fn copies_are_waited_for() {
     holds("copies", "12", 900);
 }
 
-/// They return at once, and so does what is launched between them: their stream waits, not the thread. Once they are
-/// known, that is.
+/// They return at once, and so does what is launched between them, once it is known: their stream waits, and the thread
+/// does not. A round has 24 ms of work.
 #[test]
 fn fills_are_not_waited_for() {
-    holds("fills", "6", 900);
+    holds_with("fills", "thread", "6", 900, &[]);
     let outcome = holds_with("fills", "stream", "6", 900, &[]);
     let call = outcome.value("call_ms");
-    assert!(
-        call <= outcome.busy.most_ms(60),
-        "launching 200 ms took {call} ms, {:?}",
-        outcome.busy
-    );
+    println!("launching took {call} ms");
+    assert!(call <= outcome.busy.most_ms(8), "launching took {call} ms, {:?}", outcome.busy);
 }
 
 /// Its lane goes when its work has, not before.
