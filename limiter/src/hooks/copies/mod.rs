@@ -9,8 +9,8 @@
 //!   pass the other device's gate as well. It would hold one device's time while it waits for the other's,
 //!   and two tenants that copy in opposite directions would stop each other.
 //! * A call may wait inside the driver for its work, or for what its stream has to do before: then its time counts as it
-//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies within a device never do
-//!   (CUDA driver API, API synchronization behavior): they pass like launches.
+//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies from device memory to device
+//!   memory never do (CUDA driver API, API synchronization behavior): they pass like launches.
 //! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds` forms
 //!   the calling thread's.
 
@@ -73,8 +73,8 @@ impl CopyKind {
         Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
     }
 
-    /// Whether it reads and writes nothing but memory of one device, as its name or descriptor says.
-    const fn stays_on_device(self) -> bool {
+    /// Whether its name says that it reads and writes nothing but device memory.
+    const fn is_of_devices(self) -> bool {
         const FIRST_FILL: u8 = CopyKind::FILL_8.code;
         const LAST_FILL: u8 = CopyKind::FILL_ROWS_32.code;
         self.code == Self::WITHIN.code || matches!(self.code, FIRST_FILL..=LAST_FILL)
@@ -87,7 +87,7 @@ impl CopyKind {
 
     /// The same by a function whose name ends with `Async`.
     fn async_work(self, size: u64) -> Option<Work> {
-        self.work(size).map(|work| if self.stays_on_device() { work.at_once() } else { work })
+        self.work(size).map(|work| if self.is_of_devices() { work.at_once() } else { work })
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_stays_on_the_device_returns_at_once() {
+    fn only_what_is_of_device_memory_returns_at_once() {
         let fills = [CopyKind::FILL_8, CopyKind::FILL_16, CopyKind::FILL_32];
         let rows = [CopyKind::FILL_ROWS_8, CopyKind::FILL_ROWS_16, CopyKind::FILL_ROWS_32];
         for kind in fills.into_iter().chain(rows).chain([CopyKind::WITHIN]) {

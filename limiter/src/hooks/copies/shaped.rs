@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_copies_that_stay_on_the_device_return_at_once() {
+    fn only_copies_of_device_memory_return_at_once() {
         // SAFETY: numbers and null pointers.
         let mut rows = unsafe { zeroed::<Copy2d>() };
         (rows.width, rows.height) = (100, 7);
