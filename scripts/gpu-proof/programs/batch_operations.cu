@@ -21,9 +21,6 @@ __global__ void work(long long loops, float* out) {
 }
 static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
 #define OK(c) do { int err_ = (int)(c); if (err_) { fprintf(stderr, "%s: %d\n", #c, err_); exit(1);} } while (0)
-typedef CUresult (*V1)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-typedef CUresult (*B1)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
-static V1 w1, s1;
 static CUdeviceptr gate, begun, done_;
 static cudaStream_t s;
 static float* out;
@@ -39,24 +36,18 @@ static void batch(int v, int i) {
     n++;
     CUstreamBatchMemOpParams p[3];
     switch (v) {
-    case 1: OK(cuStreamWaitValue32_v2(s, gate, 1, CU_STREAM_WAIT_VALUE_AND)); OK(cuStreamWriteValue32_v2(s, begun, n, 0)); break;
-    case 2: p[0] = wait_op(); p[1] = write_op(begun, n); OK(cuStreamBatchMemOp_v2(s, 2, p, 0)); break;
+    case 1: case 7: OK(cuStreamWaitValue32_v2(s, gate, 1, CU_STREAM_WAIT_VALUE_AND)); OK(cuStreamWriteValue32_v2(s, begun, n, 0)); break;
+    case 2: case 9: p[0] = wait_op(); p[1] = write_op(begun, n); OK(cuStreamBatchMemOp_v2(s, 2, p, 0)); break;
     case 3: p[0] = write_op(done_, n - 1); p[1] = wait_op(); p[2] = write_op(begun, n); OK(cuStreamBatchMemOp_v2(s, 3, p, 0)); break;
     case 5: OK(cuStreamWaitValue32_v2(s, gate, 1, CU_STREAM_WAIT_VALUE_AND)); break;
-    case 7: OK(cuStreamWaitValue32_v2(s, gate, 1, CU_STREAM_WAIT_VALUE_AND)); OK(w1(s, begun, n, 1)); break;
-    case 9: OK(cuStreamWaitValue32_v2(s, gate, 1, CU_STREAM_WAIT_VALUE_AND)); OK(cuStreamWriteValue32_v2(s, begun, n, 0)); break;
-    case 10: OK(cuStreamWriteValue32_v2(s, begun, n, 0)); break;
-    case 11: p[0] = wait_op(); p[1] = write_op(begun, n); OK(cuStreamBatchMemOp_v2(s, 2, p, 0)); break;
+    case 8: OK(cuStreamWriteValue32_v2(s, begun, n, 0)); break;
     }
     b = now();
     kernels();
     c = now();
     switch (v) {
     case 1: case 2: case 4: OK(cuStreamWriteValue32_v2(s, done_, n, 0)); break;
-    case 6: OK(cudaEventRecord(ev[i % 64], s)); break;
-    case 7: OK(w1(s, done_, n, 1)); break;
-    case 8: OK(w1(s, done_, n, 1)); break;
-    case 11: OK(cudaEventRecord(ev[i % 64], s)); break;
+    case 6: case 9: OK(cudaEventRecord(ev[i % 64], s)); break;
     }
     d = now();
     ops_ns += (b - a + d - c) * 1e9;
@@ -69,24 +60,18 @@ int main(int, char** av) {
     unsigned* h; OK(cuMemHostAlloc((void**)&h, 4096, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE));
     CUdeviceptr at; OK(cuMemHostGetDevicePointer_v2(&at, h, 0));
     h[0] = 1; gate = at; begun = at + 128; done_ = at + 256;
-    int v1 = 0; CUdevice dev; OK(cuDeviceGet(&dev, 0)); cuDeviceGetAttribute(&v1, (CUdevice_attribute)122, dev);
-    CUdriverProcAddressQueryResult q;
-    OK(cuGetProcAddress_v2("cuStreamWriteValue32", (void**)&w1, 8000, 0, &q));
-    CUresult tried = w1(s, begun, 1, 1);
-    printf("v1 attribute %d, v1 write without a barrier: %d\n", v1, tried);
     // calibrate
     loops = 10000; for (int i = 0; i < 3000; i++) work<<<132, 64, 0, s>>>(loops, out);
     OK(cudaStreamSynchronize(s));
     cudaEvent_t x, y; cudaEventCreate(&x); cudaEventCreate(&y);
     cudaEventRecord(x, s); work<<<132, 64, 0, s>>>(4000000, out); cudaEventRecord(y, s); OK(cudaStreamSynchronize(s));
     float ms; cudaEventElapsedTime(&ms, x, y); loops = (long long)(us * 4000000 / (ms * 1e3));
-    const char* names[] = {"none", "wait, write; write", "batch(wait, write); write", "batch(write, wait, write)", "write only", "wait only", "event only", "wait, v1 no barrier; v1 no barrier", "v1 no barrier only", "wait, write", "write begun only", "batch(wait, write); event"};
-    const int V = 12;
+    const char* names[] = {"none", "wait, write; write", "batch(wait, write); write", "batch(write, wait, write)", "write only", "wait only", "event only", "wait, write", "write begun only", "batch(wait, write); event"};
+    const int V = 10;
     std::vector<double> per[V], cpu[V];
     for (int r = 0; r < R; r++)
         for (int k = 0; k < V; k++) {
             int v = (k + r) % V;
-            if ((v == 7 || v == 8) && tried) continue;
             for (int i = 0; i < 20; i++) batch(v, i);
             OK(cudaStreamSynchronize(s));
             ops_ns = 0; double a = now();
@@ -94,7 +79,7 @@ int main(int, char** av) {
             OK(cudaStreamSynchronize(s));
             per[v].push_back((now() - a) * 1e6 / N); cpu[v].push_back(ops_ns / N / 1e3);
         }
-    auto med = [](std::vector<double> x) { std::sort(x.begin(), x.end()); return x.empty() ? 0.0 : x[x.size() / 2]; };
+    auto med = [](std::vector<double> x) { std::sort(x.begin(), x.end()); return x[x.size() / 2]; };
     double base = med(per[0]);
     for (int v = 0; v < V; v++) printf("%-36s %9.2f us a batch, %+6.2f us; host %5.2f us\n", names[v], med(per[v]), med(per[v]) - base, med(cpu[v]) - med(cpu[0]));
 }

@@ -8,7 +8,7 @@
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use driver::cuda::{self, CuResult, DevicePtr};
+use driver::cuda::{self, CuResult, DevicePtr, StreamOperation};
 use fake_node::layout::StreamId;
 use fake_node::values::{Condition, Value, Word};
 
@@ -37,22 +37,6 @@ enum Operation {
     Write(DevicePtr, Word),
     /// What was written before is visible before what is written later. It always is.
     Barrier,
-}
-
-/// `CUstreamBatchMemOpParams`: a union, of which all members but the barrier have this shape.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Params {
-    /// `CUstreamBatchMemOpType`
-    operation: c_uint,
-    /// The barrier's flags.
-    barrier: c_uint,
-    address: DevicePtr,
-    value: u64,
-    flags: c_uint,
-    reserved: c_uint,
-    alias: DevicePtr,
-    pad: u64,
 }
 
 /// `CUstreamWaitValue_flags`. The device cannot flush remote writes
@@ -92,7 +76,7 @@ impl Operation {
         Ok(Self::Write(address, value))
     }
 
-    fn of(params: &Params) -> Api<Self> {
+    fn of(params: &StreamOperation) -> Api<Self> {
         let (narrow, wide) = (Word::Narrow(params.value as u32), Word::Wide(params.value));
         match params.operation {
             1 => Self::wait(params.address, narrow, params.flags),
@@ -216,7 +200,7 @@ pub(crate) extern "C" fn write_64<const P: bool>(
 pub(crate) extern "C" fn batch<const P: bool>(
     stream: cuda::Stream,
     count: c_uint,
-    list: In<Params>,
+    list: In<StreamOperation>,
     flags: c_uint,
 ) -> CuResult {
     api(|| {

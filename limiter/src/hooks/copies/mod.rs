@@ -23,6 +23,7 @@ use crate::compute::{self, Work};
 use crate::hooks::Call;
 use core::ffi::c_uint;
 use core::ptr;
+use driver::copy::{MEMORY_ARRAY, MEMORY_DEVICE};
 use driver::cuda::{CuResult, Stream};
 
 /// The stream of a call without a stream argument.
@@ -34,17 +35,23 @@ struct CopyKind {
     code: u8,
     /// Bytes of one unit of the size.
     unit: u8,
+    /// Whether its name or descriptor says that it reads and writes nothing but device memory.
+    of_devices: bool,
 }
 
 impl CopyKind {
     const fn of(code: u8) -> Self {
-        Self { code, unit: 1 }
+        Self { code, unit: 1, of_devices: false }
+    }
+
+    const fn of_devices(code: u8, unit: u8) -> Self {
+        Self { code, unit, of_devices: true }
     }
 
     const ANYWHERE: Self = Self::of(1);
     const TO_DEVICE: Self = Self::of(2);
     const TO_HOST: Self = Self::of(3);
-    const WITHIN: Self = Self::of(4);
+    const WITHIN: Self = Self::of_devices(4, 1);
     const PEER: Self = Self::of(5);
     const HOST_TO_ARRAY: Self = Self::of(6);
     const ARRAY_TO_HOST: Self = Self::of(7);
@@ -58,26 +65,23 @@ impl CopyKind {
     const PREFETCH_BATCH: Self = Self::of(15);
     const DISCARD_AND_PREFETCH: Self = Self::of(16);
     const DECOMPRESS: Self = Self::of(17);
-    const FILL_8: Self = Self::of(18);
-    const FILL_16: Self = Self { code: 19, unit: 2 };
-    const FILL_32: Self = Self { code: 20, unit: 4 };
-    const FILL_ROWS_8: Self = Self::of(21);
-    const FILL_ROWS_16: Self = Self { code: 22, unit: 2 };
-    const FILL_ROWS_32: Self = Self { code: 23, unit: 4 };
+    const FILL_8: Self = Self::of_devices(18, 1);
+    const FILL_16: Self = Self::of_devices(19, 2);
+    const FILL_32: Self = Self::of_devices(20, 4);
+    const FILL_ROWS_8: Self = Self::of_devices(21, 1);
+    const FILL_ROWS_16: Self = Self::of_devices(22, 2);
+    const FILL_ROWS_32: Self = Self::of_devices(23, 4);
     const ROWS: Self = Self::of(0x40);
     const LAYERS: Self = Self::of(0x50);
     const LAYERS_PEER: Self = Self::of(0x60);
 
     /// The kind for a pair of `CUmemorytype`s: [`CopyKind::ROWS`] or one of those after it.
     const fn between(self, from: c_uint, to: c_uint) -> Self {
-        Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
-    }
-
-    /// Whether its name says that it reads and writes nothing but device memory.
-    const fn is_of_devices(self) -> bool {
-        const FIRST_FILL: u8 = CopyKind::FILL_8.code;
-        const LAST_FILL: u8 = CopyKind::FILL_ROWS_32.code;
-        self.code == Self::WITHIN.code || matches!(self.code, FIRST_FILL..=LAST_FILL)
+        const fn is_device(side: c_uint) -> bool {
+            matches!(side, MEMORY_DEVICE | MEMORY_ARRAY)
+        }
+        let code = self.code | (from as u8 & 3) << 2 | (to as u8 & 3);
+        Self { code, of_devices: is_device(from) && is_device(to), ..self }
     }
 
     /// The work of `size` units; `None`: there is nothing to do.
@@ -87,7 +91,7 @@ impl CopyKind {
 
     /// The same by a function whose name ends with `Async`.
     fn async_work(self, size: u64) -> Option<Work> {
-        self.work(size).map(|work| if self.is_of_devices() { work.at_once() } else { work })
+        self.work(size).map(|work| if self.of_devices { work.at_once() } else { work })
     }
 }
 

@@ -5,9 +5,7 @@ use super::{CopyKind, DEFAULT, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
 use core::ffi::c_uint;
-use driver::copy::{
-    Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_ARRAY, MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED,
-};
+use driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
 use driver::cuda::{CuResult, DevicePtr, Stream};
 
 macros::hooks! {
@@ -76,12 +74,17 @@ impl Descriptor for Copy3dV1 {
     }
 }
 
-fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
+/// `work_of`: what so many bytes of the described kind are.
+fn described_work<D: Descriptor>(
+    kind: CopyKind,
+    copy: *const D,
+    work_of: fn(CopyKind, u64) -> Option<Work>,
+) -> Option<Work> {
     // SAFETY: null, which the driver refuses, or what the driver is about to read.
     let copy = unsafe { copy.as_ref() }?;
     let [from, to] = copy.sides();
     let bytes = copy.extent().into_iter().fold(1, u64::saturating_mul);
-    let work = kind.between(from.0, to.0).work(bytes)?;
+    let work = work_of(kind.between(from.0, to.0), bytes)?;
     let within_host = match (from, to) {
         ((MEMORY_HOST, _), (MEMORY_HOST, _)) => true,
         ((MEMORY_UNIFIED, from), (MEMORY_HOST, _)) => are_on_host([from]),
@@ -92,13 +95,13 @@ fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
     (!within_host).then_some(work)
 }
 
+fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
+    described_work(kind, copy, CopyKind::work)
+}
+
 /// The same of a function whose name ends with `Async`.
 fn async_work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
-    let work = work(kind, copy)?;
-    // SAFETY: not null, or it would be no work.
-    let sides = unsafe { copy.as_ref() }?.sides();
-    let stays = sides.into_iter().all(|(kind, _)| matches!(kind, MEMORY_DEVICE | MEMORY_ARRAY));
-    Some(if stays { work.at_once() } else { work })
+    described_work(kind, copy, CopyKind::async_work)
 }
 
 fn described<D: Descriptor>(
@@ -138,6 +141,7 @@ fn described_async<D: Descriptor>(
 mod tests {
     use super::*;
     use core::mem::zeroed;
+    use driver::copy::{MEMORY_ARRAY, MEMORY_DEVICE};
 
     #[test]
     fn every_form_of_a_descriptor_is_the_same_work() {

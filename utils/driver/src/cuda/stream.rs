@@ -38,21 +38,29 @@ pub type HostFunction = extern "C" fn(*mut c_void);
 /// `CUstreamCallback`
 pub type StreamCallback = extern "C" fn(Stream, CuResult, *mut c_void);
 
-/// `CUstreamBatchMemOpParams`, a union, as far as it is of a word of 32 bits.
+/// `CUstreamBatchMemOpParams`: a union, of which all members but the barrier have this shape.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamOperation {
-    operation: c_uint,
-    address: DevicePtr,
-    value: u64,
-    flags: c_uint,
+    /// `CUstreamBatchMemOpType`
+    pub operation: c_uint,
+    /// The barrier's flags.
+    pub barrier: c_uint,
+    /// Of the word.
+    pub address: DevicePtr,
+    /// Of 32 bits the lower half.
+    pub value: u64,
+    /// `CUstreamWaitValue_flags`, or `CUstreamWriteValue_flags`.
+    pub flags: c_uint,
+    reserved: c_uint,
     alias: DevicePtr,
     pad: u64,
 }
 
 impl StreamOperation {
     const fn new(operation: c_uint, address: DevicePtr, value: u32, flags: c_uint) -> Self {
-        Self { operation, address, value: value as u64, flags, alias: 0, pad: 0 }
+        let value = value as u64;
+        Self { operation, barrier: 0, address, value, flags, reserved: 0, alias: 0, pad: 0 }
     }
 
     /// The stream waits for a word, as the flags say.
