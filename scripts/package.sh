@@ -70,7 +70,6 @@ name=sluice-$version-$arch
 # A package is as old as its commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} ||
     fail 'this is no repository: say when the source was made by SOURCE_DATE_EPOCH, and which it is by SLUICE_COMMIT'
-export SOURCE_DATE_EPOCH
 export LC_ALL=C TZ=UTC
 umask 022
 
@@ -82,6 +81,8 @@ if [ "$arch" != "$(uname -m)" ]; then
     scripts/build-release.sh --arch x86_64 sluice hypervisor
     documents_by=shipped
 fi
+# Not for the build: it holds no dates, and what was built without this variable would be built anew.
+export SOURCE_DATE_EPOCH
 
 # archive FILE ARGUMENT...: a tar archive that tells nothing of who made it and when.
 archive() {

@@ -1,4 +1,5 @@
-// How many launches, fills and copies fit behind a held stream before the driver stops the thread.
+// How many launches, fills and copies fit behind a held stream before the driver stops the thread. On two GPUs copies
+// between them, too: first without peer access, then with it.
 //
 //   nvcc -O2 -arch=sm_90 -o queue_entries queue_entries.cu -lcuda
 //   queue_entries
@@ -17,9 +18,23 @@ int main() {
     char* pinned; OK(cudaMallocHost(&pinned, 64 << 20));
     unsigned* h; OK(cuMemHostAlloc((void**)&h, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
     CUdeviceptr at; OK(cuMemHostGetDevicePointer_v2(&at, h, 0));
-    const char* names[] = {"kernel", "fill of 64 bytes", "fill of 4 KiB", "fill of 16 MiB", "fill of rows", "copy within of 64 bytes", "copy within of 4 KiB", "copy within of 16 MiB", "copy from pinned, 4 KiB", "copy to pinned, 4 KiB", "copy from pinned, 1 MiB", "fill of 1 MiB by 32 bits"};
+    const char* names[] = {"kernel", "fill of 64 bytes", "fill of 4 KiB", "fill of 16 MiB", "fill of rows", "copy within of 64 bytes", "copy within of 4 KiB", "copy within of 16 MiB", "copy from pinned, 4 KiB", "copy to pinned, 4 KiB", "copy from pinned, 1 MiB", "fill of 1 MiB by 32 bits",
+        "copy to a peer, 4 KiB", "copy to a peer, 16 MiB", "copy in 3D to a peer, 4 KiB", "the same with peer access, 4 KiB", "16 MiB", "in 3D, 4 KiB"};
+    int devices; OK(cudaGetDeviceCount(&devices));
+    CUcontext contexts[2]; OK(cuCtxGetCurrent(&contexts[0]));
+    char* other = nullptr;
+    if (devices > 1) {
+        OK(cudaSetDevice(1)); OK(cudaMalloc(&other, 64 << 20)); OK(cuCtxGetCurrent(&contexts[1])); OK(cudaSetDevice(0));
+    }
+    CUDA_MEMCPY3D_PEER box{};
+    box.srcMemoryType = box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    box.srcDevice = (CUdeviceptr)m; box.srcContext = contexts[0];
+    box.dstDevice = (CUdeviceptr)other; box.dstContext = contexts[1];
+    box.srcPitch = box.dstPitch = box.WidthInBytes = 1024;
+    box.srcHeight = box.dstHeight = box.Height = 4; box.Depth = 1;
     work<<<1, 32>>>((float*)m); OK(cudaDeviceSynchronize());
-    for (int kind = 0; kind < 12; kind++) {
+    for (int kind = 0; kind < (devices > 1 ? 18 : 12); kind++) {
+        if (kind == 15) OK(cudaDeviceEnablePeerAccess(1, 0));
         cudaStream_t s; OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
         CUdeviceptr a = (CUdeviceptr)m, b = a + (128 << 20);
         auto op = [&] {
@@ -36,6 +51,9 @@ int main() {
             case 9: OK(cuMemcpyDtoHAsync(pinned, a, 4096, s)); break;
             case 10: OK(cuMemcpyHtoDAsync(a, pinned, 1 << 20, s)); break;
             case 11: OK(cuMemsetD32Async(a, 1, 1 << 18, s)); break;
+            case 12: case 15: OK(cuMemcpyPeerAsync((CUdeviceptr)other, contexts[1], a, contexts[0], 4096, s)); break;
+            case 13: case 16: OK(cuMemcpyPeerAsync((CUdeviceptr)other, contexts[1], a, contexts[0], 16 << 20, s)); break;
+            case 14: case 17: OK(cuMemcpy3DPeerAsync(&box, s)); break;
             }
         };
         op(); OK(cudaStreamSynchronize(s));
