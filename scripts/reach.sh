@@ -180,8 +180,12 @@ processes_of_sluice+='|a_process_that_gives_up_root_after_its_first_call_goes_on
 # The limiter's tests of programs. Those of the source's rules need no engine.
 through_the_engine='(package(cuda-limiter) & (binary(suite) + binary(hostile)) - test(/^house::/))'
 
-# All of them over the second engine, with a gum that is simulated. They take a limiter with it for the one that is
-# built, and the other parts as they are.
+# Of those that measure time: every function that launches or copies, and gates on the thread and in the stream. What a
+# gate does when is the same over each engine.
+timed_through_the_engine='test(/(^|::)timed::(compute|copies|in_stream|odd_launches)::/)'
+
+# They run over the second engine, with a gum that is simulated. They take a limiter with it for the one that is built,
+# and the other parts as they are.
 on_simulated_gum() {
     local folder="$PWD/$target/simulated-gum" before=$failed part
     [[ $target != /* ]] || folder="$target/simulated-gum"
@@ -197,7 +201,7 @@ on_simulated_gum() {
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum' nextest -E \
         "$through_the_engine - test(/(^|::)timed::/) + (package(sluice) & test(/::($processes_of_sluice)$/))"
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
-        "$through_the_engine & test(/(^|::)timed::/)" --test-threads 4
+        "$through_the_engine & $timed_through_the_engine" --test-threads 4
     if get_libclang && command -v python3 >/dev/null && cargo fetch --locked >/dev/null 2>&1; then
         check 'frida engine: a devkit that the build fetches' fetched_devkit
     else
@@ -271,7 +275,7 @@ on_aarch64() {
     local folder="$PWD/$target/emulated" log
     [[ $target != /* ]] || folder="$target/emulated"
     log=$(mktemp)
-    if ! scripts/build-release.sh --arch aarch64 --profile dev >"$log" 2>&1; then
+    if ! scripts/build-release.sh --arch aarch64 --profile emulated >"$log" 2>&1; then
         tail -5 "$log"
         rm -f "$log"
         skip 'aarch64' "Rust's own library for it is not to be had here: rustup target add aarch64-unknown-linux-gnu"
@@ -292,7 +296,7 @@ on_aarch64() {
 
 hooks_on_aarch64() {
     local status=0 program
-    scripts/build-release.sh --arch aarch64 --profile dev --tests hook >"$target/tmp/hook-tests"
+    scripts/build-release.sh --arch aarch64 --profile emulated --tests hook >"$target/tmp/hook-tests"
     while read -r program; do
         cp "$program" "$1/hook-tests"
         "$1/emulated" "$1/hook-tests"
