@@ -381,8 +381,8 @@ fetched_devkit() {
         sleep 0.1
     done
     # Fetched each time.
-    CARGO_TARGET_DIR="$target/frida-download" cargo clean -q -p frida-gum-sys 2>/dev/null || true
-    if FRIDA_DOWNLOAD_CDN="http://127.0.0.1:${port#port }" CARGO_TARGET_DIR="$target/frida-download" \
+    CARGO_TARGET_DIR="$target/frida" cargo clean -q -p frida-gum-sys 2>/dev/null || true
+    if FRIDA_DOWNLOAD_CDN="http://127.0.0.1:${port#port }" CARGO_TARGET_DIR="$target/frida" \
         cargo build --locked -p cuda-limiter --features frida-download >"$folder/said" 2>&1; then
         echo 'libcuda_limiter.so was linked with a devkit that has no functions'
         status=1
@@ -478,8 +478,10 @@ build() {
     check 'build' cargo build --locked --workspace --all-targets
 }
 
+# Many tests wait for something most of the time: twice as many at once as there are cores. Those that measure time are
+# run by a number of their own.
 nextest() {
-    cargo nextest run --color never --locked --workspace --no-fail-fast "$@"
+    NEXTEST_TEST_THREADS=$((2 * $(nproc))) cargo nextest run --color never --locked --workspace --no-fail-fast "$@"
 }
 
 lint_tier() {

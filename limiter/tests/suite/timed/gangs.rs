@@ -4,14 +4,17 @@
 use crate::common::{Outcome, Running, Stage, built, eventually, start};
 use limits::env::GATES;
 use rustix::process::{Pid, Signal, kill_process};
+use std::fmt::Write;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// Two devices, and a daemon if there is to be one.
+/// Some devices, and a daemon if there is to be one.
 struct Node {
     stage: Stage,
+    devices: u32,
     daemon: Option<Running>,
     runs: u32,
     /// Where work waits, unless that is as for everybody.
@@ -28,11 +31,15 @@ impl Drop for Node {
 
 impl Node {
     fn new(with_daemon: bool) -> Self {
-        let mut node = Self { stage: Stage::new(), daemon: None, runs: 0, gates: None };
+        Self::of(2, with_daemon)
+    }
+
+    fn of(devices: u32, with_daemon: bool) -> Self {
+        let mut node = Self { stage: Stage::new(), devices, daemon: None, runs: 0, gates: None };
         if with_daemon {
             let mut command = node.stage.native(built("hypervisor"));
             command.args(["daemon", "--log", "warn", "--socket"]).arg(node.socket());
-            node.daemon = Some(start(command.env("SLUICE_FAKE_DEVICES", "2")));
+            node.daemon = Some(start(command.env("SLUICE_FAKE_DEVICES", devices.to_string())));
             eventually("the daemon listens", || UnixStream::connect(node.socket()).is_ok());
         }
         node
@@ -45,7 +52,8 @@ impl Node {
     /// A script of the shell in a session of its own; `None`: without a limit of time.
     fn session(&self, compute: Option<u32>, script: &str) -> Running {
         let mut command: Command = self.stage.native(built("sluice"));
-        command.env("SLUICE_FAKE_DEVICES", "2").args(["run", "--fake-gpu", "--daemon"]);
+        command.env("SLUICE_FAKE_DEVICES", self.devices.to_string());
+        command.args(["run", "--fake-gpu", "--daemon"]);
         match self.daemon {
             Some(_) => command.arg(self.socket()),
             None => command.arg("none"),
@@ -65,25 +73,39 @@ impl Node {
     }
 
     fn ranks_of(&mut self, work: &str, compute: Option<u32>, steps: u32, more: &str) -> Running {
+        self.ranks_on(0..self.devices, work, compute, steps, more)
+    }
+
+    fn ranks_on(
+        &mut self,
+        devices: Range<u32>,
+        work: &str,
+        compute: Option<u32>,
+        steps: u32,
+        more: &str,
+    ) -> Running {
         self.runs += 1;
         let page = self.stage.folder().join(format!("page{}", self.runs));
         std::fs::File::create(&page).unwrap();
-        let rank = |rank: u32| {
-            format!(
-                "{} {work} --steps {steps} --rank {rank} --ranks 2 --device {rank} --group {} --page {} {more}",
+        let mut script = String::new();
+        for (rank, device) in devices.clone().enumerate() {
+            write!(
+                script,
+                "{} {work} --steps {steps} --rank {rank} --ranks {} --device {device} --group {} --page {} {more} & ",
                 built("tenant").display(),
+                devices.len(),
                 self.runs,
                 page.display()
             )
-        };
-        // The second rank's process is known by its number.
-        let number = self.second_rank();
-        let script = format!("{} & {} & echo $! >{}; wait", rank(0), rank(1), number.display());
+            .unwrap();
+        }
+        // The last rank's process is known by its number.
+        write!(script, "echo $! >{}; wait", self.last_rank().display()).unwrap();
         self.session(compute, &script)
     }
 
-    fn second_rank(&self) -> PathBuf {
-        self.stage.folder().join(format!("second{}", self.runs))
+    fn last_rank(&self) -> PathBuf {
+        self.stage.folder().join(format!("last{}", self.runs))
     }
 
     /// The same, by one process with both devices.
@@ -116,6 +138,10 @@ const SHORT_US: f64 = 200.0;
 const BESIDE: &str =
     "collective --kernel-us 500 --kernels 60 --collective-us 500 --buckets 12 --wait-every 3";
 const BESIDE_US: f64 = 30_500.0;
+
+/// Long kernels: the processes of many ranks have little to do.
+const LONG: &str = "collective --kernel-us 1000 --kernels 8 --collective-us 1000";
+const LONG_US: f64 = 9000.0;
 
 /// Two jobs whose processes all launch short work have more to do than two cores can: one of them had 0.17 and 0.34 of its
 /// speed in runs in which the other had 0.49. So only that nobody starves is checked here: where the gates of the devices
@@ -262,6 +288,23 @@ fn a_job_on_both_devices_beside_one_on_each() {
     }
 }
 
+/// A job on all of four devices by itself, beside another one, and beside jobs on two of them each.
+#[test]
+fn jobs_on_four_devices() {
+    let native = Whole::of(Node::of(4, false).ranks_of(LONG, None, 150, "").end(), LONG_US);
+    let half = Node::of(4, false).ranks_of(LONG, Some(50), 150, "").end();
+    within("without a daemon", half, native, 0.4, 0.55);
+    let mut node = Node::of(4, true);
+    let jobs = [0..4, 0..4].map(|devices| node.ranks_on(devices, LONG, Some(50), 200, ""));
+    for job in jobs.map(Running::end) {
+        within("one of two", job, native, 0.4, 0.55);
+    }
+    let jobs = [0..2, 2..4, 0..4].map(|devices| node.ranks_on(devices, LONG, Some(50), 200, ""));
+    for job in jobs.map(Running::end) {
+        within("one of three", job, native, 0.36, 0.55);
+    }
+}
+
 /// As in a pipeline of more than two stages, or with groups of some of the ranks: one device launches more
 /// collectives than another.
 #[test]
@@ -284,7 +327,7 @@ fn a_rank_that_is_killed_leaves_the_devices_free() {
         let mut node = Node::new(with_daemon);
         let job = node.ranks(Some(50), 100_000, "");
         std::thread::sleep(Duration::from_millis(2500));
-        let number = std::fs::read_to_string(node.second_rank()).unwrap();
+        let number = std::fs::read_to_string(node.last_rank()).unwrap();
         let pid = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
         std::thread::sleep(Duration::from_millis(300));
