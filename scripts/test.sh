@@ -635,14 +635,14 @@ else
     tier lints 60 lint_tier
     tier tests 200 test_tier
     if [ "$mode" != quick ]; then
-        tier timed 270 timed_tier
-        tier other 60 other_tier
+        tier timed 540 timed_tier
+        tier other 120 other_tier
     fi
     if [ "$mode" = all ]; then
         tier threads 390 threads_tier
-        tier gum 420 on_simulated_gum
-        tier reach 380 reach_tier
-        tier packages 420 packages_tier
+        tier gum 300 on_simulated_gum
+        tier reach 480 reach_tier
+        tier packages 200 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then
             tier cluster 160 cluster_tier
         elif wanted cluster; then
