@@ -81,7 +81,7 @@ if [ "$arch" != "$(uname -m)" ]; then
     scripts/build-release.sh --arch x86_64 sluice hypervisor
     documents_by=shipped
 fi
-# Not for the build: it holds no dates, and what was built without this variable would be built anew.
+# The build does without it: nothing that is built holds a date, and cargo would build anew what was built without it.
 export SOURCE_DATE_EPOCH
 
 # archive FILE ARGUMENT...: a tar archive that tells nothing of who made it and when.

@@ -108,10 +108,11 @@ impl Node {
         self.stage.folder().join(format!("last{}", self.runs))
     }
 
-    /// The same, by one process with both devices.
+    /// The same, by one process with all devices.
     fn process(&mut self, compute: Option<u32>, steps: u32) -> Running {
         self.runs += 1;
-        let script = format!("{} {WORK} --steps {steps} --devices 2", built("tenant").display());
+        let (tenant, devices) = (built("tenant"), self.devices);
+        let script = format!("{} {WORK} --steps {steps} --devices {devices}", tenant.display());
         self.session(compute, &script)
     }
 

@@ -416,4 +416,13 @@ impl Lane {
         let launched = self.launched_by(self.begun(own).max(done));
         (launched, launched.saturating_sub(self.launched_by(done)))
     }
+
+    /// For how long what has begun may keep the device busy: by its estimates, or by what launches took lately.
+    pub(in crate::compute) fn begun_takes_ns(&self, gate: &Gate) -> u64 {
+        let estimated_ns = self.totals().outstanding_ns;
+        let Some(own) = self.in_stream() else { return estimated_ns };
+        let (begun, done) = (self.begun(own), self.see_done(own));
+        let launches = self.launches_by(begun).saturating_sub(self.launches_by(done));
+        LaunchedAhead { batches: 0, launches, estimated_ns }.ns(gate.launch_ns())
+    }
 }
