@@ -19,7 +19,8 @@ int main() {
     unsigned* h; OK(cuMemHostAlloc((void**)&h, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
     CUdeviceptr at; OK(cuMemHostGetDevicePointer_v2(&at, h, 0));
     const char* names[] = {"kernel", "fill of 64 bytes", "fill of 4 KiB", "fill of 16 MiB", "fill of rows", "copy within of 64 bytes", "copy within of 4 KiB", "copy within of 16 MiB", "copy from pinned, 4 KiB", "copy to pinned, 4 KiB", "copy from pinned, 1 MiB", "fill of 1 MiB by 32 bits",
-        "copy to a peer, 4 KiB", "copy to a peer, 16 MiB", "copy in 3D to a peer, 4 KiB", "the same with peer access, 4 KiB", "16 MiB", "in 3D, 4 KiB"};
+        "copy to the other GPU, 4 KiB", "copy to the other GPU, 16 MiB", "copy in 3D, 4 KiB",
+        "with peer access, 4 KiB", "with peer access, 16 MiB", "with peer access, in 3D, 4 KiB"};
     int devices; OK(cudaGetDeviceCount(&devices));
     CUcontext contexts[2]; OK(cuCtxGetCurrent(&contexts[0]));
     char* other = nullptr;
