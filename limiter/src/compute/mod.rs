@@ -262,10 +262,10 @@ fn launch_slowly(
     }
     lane.look_if_asked();
     let counts = collective && behind_gate;
-    if counts {
-        gate.collective_waits_for_gate();
+    let ends = counts && {
         lane.collective_begins();
-    }
+        gate.collective_waits_for_gate()
+    };
     let sample = estimate
         .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
     if known.is_none() {
@@ -288,8 +288,7 @@ fn launch_slowly(
     let count = lane.count(ns);
     // Counted: the governor sees it by itself.
     drop(launching);
-    // The others may have to do as many.
-    lane.go_on(count, ns, counts, gate);
+    lane.go_on(count, ns, ends, gate);
     result
 }
 

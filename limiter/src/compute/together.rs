@@ -224,13 +224,16 @@ impl Gate {
         }
     }
 
-    /// A thread is about to launch a collective behind the gate in its stream.
-    pub(super) fn collective_waits_for_gate(&self) {
+    /// A thread is about to launch a collective behind the gate in its stream, and its lane has counted it. Returns
+    /// whether its batch is to end with it.
+    pub(super) fn collective_waits_for_gate(&self) -> bool {
         let own = self.collectives();
-        let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return };
-        if let Some(page) = set.ledger.page() {
-            set.own.is_used(page, self.share_ppm());
-        }
+        let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return false };
+        let Some(page) = set.ledger.page() else { return false };
+        set.own.is_used(page, self.share_ppm());
+        let mut ahead = 0_u64;
+        self.device_lanes().each(|lane| ahead = ahead.wrapping_add(lane.collectives_ahead()));
+        set.own.ends_batch(page, ahead)
     }
 
     /// A thread is about to launch a collective. `false`: it is not to, because what others wait for has been

@@ -102,8 +102,8 @@ pub struct TogetherDevice {
     pub collectives_before: AtomicU64,
     /// The session's share of it, in millionths.
     pub share_ppm: AtomicU32,
-    /// For later fields.
-    pub unused: AtomicU32,
+    /// The same, modulo [`crate::together::COLLECTIVES_OF_BATCH`], when such a number last began on all devices.
+    pub batches_from: AtomicU32,
     /// Until when more may begin in its streams, on `CLOCK_MONOTONIC` in nanoseconds; zero: they wait for the gate.
     pub open_until_ns: AtomicU64,
     /// For later fields.

@@ -17,6 +17,9 @@ use std::path::Path;
 pub const LASTS_NS: u64 = 10_000_000_000;
 /// The same for one of which that is only presumed.
 const PRESUMED_NS: u64 = 1_000_000_000;
+/// Where streams wait for the gate, a batch has so many collectives at most, and the last of one is the same for all
+/// devices. So those that are behind can begin as many as others have, and no more.
+pub const COLLECTIVES_OF_BATCH: u64 = 8;
 
 impl TogetherDevice {
     fn counts_at(&self, now_ns: u64) -> bool {
@@ -26,6 +29,12 @@ impl TogetherDevice {
     /// Collectives since none of the devices was held last.
     fn launched(&self) -> u64 {
         self.collectives.load(Acquire).wrapping_sub(self.collectives_before.load(Relaxed))
+    }
+
+    /// Which of its batch the collective is that comes so many after those that have begun.
+    fn place_in_batch(&self, ahead: u64) -> u64 {
+        let number = self.collectives.load(Acquire).wrapping_add(ahead);
+        number.wrapping_sub(self.batches_from.load(Relaxed).into()) % COLLECTIVES_OF_BATCH
     }
 }
 
@@ -44,9 +53,17 @@ impl PageLayout {
     /// another, then not every collective is one of all devices, and the numbers do not tell who waits for whom.
     pub(crate) fn count_anew(&self, now_ns: u64) {
         let launched = || self.together_at(now_ns).map(TogetherDevice::launched);
-        self.numbers_differ.store(u64::from(launched().min() != launched().max()), Relaxed);
+        let differ = launched().min() != launched().max();
+        self.numbers_differ.store(u64::from(differ), Relaxed);
+        // Where each began to count may differ. What they have begun now is the same.
+        let places = || self.together_at(now_ns).map(|device| device.place_in_batch(0));
+        let apart = !differ && places().min() != places().max();
         for device in &self.devices {
-            device.collectives_before.store(device.collectives.load(Acquire), Relaxed);
+            let begun = device.collectives.load(Acquire);
+            device.collectives_before.store(begun, Relaxed);
+            if apart {
+                device.batches_from.store((begun % COLLECTIVES_OF_BATCH) as u32, Relaxed);
+            }
         }
     }
 }
@@ -124,6 +141,12 @@ impl Together {
     /// The device does so many more collectives without waiting for a gate. Fewer than none: a launch has failed.
     pub fn collectives_begin(&self, page: &PageLayout, more: i64) {
         page.devices[self.place].collectives.fetch_add(more.cast_unsigned(), AcqRel);
+    }
+
+    /// Whether a batch ends with the collective that comes so many after those that have begun.
+    #[must_use]
+    pub fn ends_batch(&self, page: &PageLayout, ahead: u64) -> bool {
+        page.devices[self.place].place_in_batch(ahead) == 0
     }
 
     /// Until some moment more of them may begin in the device's streams.

@@ -350,6 +350,12 @@ impl Lane {
         self.collectives.launched.store(self.collectives.launched.load(Relaxed) - 1, Release);
     }
 
+    /// How many were launched that the others have not been told of.
+    pub(in crate::compute) fn collectives_ahead(&self) -> u64 {
+        let Collectives { launched, told } = &self.collectives;
+        launched.load(Acquire).wrapping_sub(told.load(Relaxed))
+    }
+
     /// How many more collectives have begun in the stream than when this was last asked: those of a batch with it. To
     /// be asked by the governor.
     pub(in crate::compute) fn take_collectives(&self) -> i64 {
