@@ -180,6 +180,13 @@ impl Gate {
         Some((gate, turnstile))
     }
 
+    /// What was estimated at so much was not done for so long. Work that may wait for other devices tells nothing by that.
+    pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
+        if self.collectives().set().is_none() {
+            self.launch_times.took_at_least(estimated_ns, ns);
+        }
+    }
+
     /// How long launches took lately.
     pub(super) const fn launch_times(&self) -> &LaunchTimes {
         &self.launch_times

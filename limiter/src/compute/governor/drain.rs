@@ -208,7 +208,7 @@ impl Tenure {
         );
         // Work that waited for its program tells nothing of how long it takes.
         if let Some(expected_ns) = expected_ns.filter(|_| !was_stuck && !gate.is_shared()) {
-            gate.launch_times().took_at_least(expected_ns, now.saturating_sub(begun));
+            gate.took_at_least(expected_ns, now.saturating_sub(begun));
         }
         if is_drained {
             // At some time between the last two looks, and they may be far apart on a busy machine.

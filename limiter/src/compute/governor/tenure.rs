@@ -104,7 +104,7 @@ impl Tenure {
     }
 
     /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
-    /// others it may be theirs.
+    /// others it may be theirs, and together with other devices work waits for those.
     fn measure(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
         // Short leases of gates in streams have no more, and batches there tell exactly.
@@ -112,7 +112,8 @@ impl Tenure {
         let (launches, estimated_ns) = gate.lanes().done_launches();
         let begins = Measured { at: now, launches, estimated_ns, busy: true };
         let since = self.measured.get_or_insert(begins);
-        since.busy &= !gate.is_shared() && busy_since.is_some_and(|since| since <= self.usage.at());
+        let apart = !gate.is_shared() && gate.collectives().set().is_none();
+        since.busy &= apart && busy_since.is_some_and(|since| since <= self.usage.at());
         let ns = now.saturating_sub(since.at);
         // Where a lane is gone its launches are as well.
         let done =

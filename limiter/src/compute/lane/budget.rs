@@ -112,7 +112,7 @@ impl Lane {
             if waiting {
                 self.waited_in_vain(gate, patience.since, now);
             } else if !self.has_unknown() {
-                gate.launch_times().took_at_least(self.outstanding_ns(), waited);
+                gate.took_at_least(self.outstanding_ns(), waited);
             }
             gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
             let launched = self.count.launched_ns.load(Relaxed);

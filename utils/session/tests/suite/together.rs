@@ -2,7 +2,7 @@
 
 use limits::{ComputeLimit, GpuId, Limits};
 use session::ledger::Turn;
-use session::together::Together;
+use session::together::{COLLECTIVES_OF_BATCH, Together};
 use session::{Membership, clock};
 use std::path::Path;
 
@@ -126,6 +126,35 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     let _ = (first.begin(later), second.begin(later));
     first.launches(5);
     assert!(!second.is(Together::is_behind) && !first.is(Together::numbers_tell));
+}
+
+/// One that began to count earlier, or without a limit, has another number. Batches end with the same collective all the
+/// same, once none of the devices was held and each had done as many since the last time.
+#[test]
+fn batches_end_with_the_same_collective_on_all_devices() {
+    let (_dir, [first, second], now) = two([500_000; 2]);
+    let last_of = |device: &Device, ahead| device.is(|own, page| own.ends_batch(page, ahead));
+    let ends =
+        |device: &Device| (1..=20).filter(|&ahead| last_of(device, ahead)).collect::<Vec<_>>();
+    assert_eq!(ends(&first), [COLLECTIVES_OF_BATCH, 2 * COLLECTIVES_OF_BATCH]);
+    first.launches(3);
+    assert_ne!(ends(&first), ends(&second));
+    let turn = |at: u64, collectives: [u64; 2]| {
+        for (device, collectives) in [&first, &second].into_iter().zip(collectives) {
+            assert!(matches!(device.begin(at), Turn::Granted(_)));
+            device.launches(collectives);
+        }
+        first.end(at + 20 * MS, 20 * MS);
+        second.end(at + 20 * MS, 20 * MS);
+    };
+    // Their numbers differ when none is held: that tells nothing yet.
+    turn(now, [2, 2]);
+    assert_ne!(ends(&first), ends(&second));
+    turn(now + 600 * MS, [4, 4]);
+    assert_eq!([ends(&first), ends(&second)], [[4, 12, 20]; 2]);
+    // From then on that stays so.
+    first.launches(5);
+    assert_eq!(ends(&first), [7, 15]);
 }
 
 #[test]
