@@ -35,6 +35,14 @@ pub(super) struct Lease {
     pub(super) to_catch_up: bool,
 }
 
+impl Lease {
+    /// Of the own account.
+    const fn own(begun: u64, length: u64, of_several: bool) -> Self {
+        let (shared, exclusive, to_catch_up) = (false, false, false);
+        Self { begun, end: begun + length, id: None, shared, exclusive, of_several, to_catch_up }
+    }
+}
+
 /// The account of this process's session on one device.
 pub(super) struct Account {
     gate: &'static Gate,
@@ -59,8 +67,10 @@ impl Account {
         if let Some(daemon) = &mut self.daemon
             && daemon.is_there()
             && self.ledger.is_scheduled()
-            && !self.gate.collectives().set().is_some_and(|set| set.is_called(clock::now()))
         {
+            if let Some(lease) = begin_called(self.gate) {
+                return Some(lease);
+            }
             let answer = daemon.ask(self.ledger, self.gate.stream_gate());
             if !matches!(answer, Ok(Some(_))) {
                 self.gate.withdraw();
@@ -118,34 +128,18 @@ impl Account {
             if page.is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
                 ledger.reap();
             }
+            if let Some(lease) = begin_called(self.gate) {
+                return Some(lease);
+            }
             let now = clock::now();
-            let called = set.is_some_and(|set| set.is_called(now));
             // Not within the match, which would keep the ledger open while this sleeps.
-            let turn = ledger.open().map(|mut opened| {
-                let slot = membership.slot();
-                let granted = if called { opened.begin_called_lease(slot, now) } else { None };
-                match granted {
-                    Some(length) => (Turn::Granted(length), true),
-                    None => (opened.begin_lease(slot, now), false),
-                }
-            });
+            let turn = ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
             if let Some(refused) = ledger.broken() {
                 self.gate.fail(self.ledger.lets_pass(refused));
                 return None;
             }
-            let (turn, to_catch_up) = turn.unwrap_or((Turn::In(LOOK_NS), false));
-            match turn {
-                Turn::Granted(length) => {
-                    return Some(Lease {
-                        begun: now,
-                        end: now + length,
-                        id: None,
-                        shared: false,
-                        exclusive: false,
-                        of_several,
-                        to_catch_up,
-                    });
-                }
+            match turn.unwrap_or(Turn::In(LOOK_NS)) {
+                Turn::Granted(length) => return Some(Lease::own(now, length, of_several)),
                 Turn::In(wait) => {
                     if let Some(daemon) = &mut self.daemon {
                         daemon.look_for_it(self.ledger, wait);
@@ -211,15 +205,9 @@ impl Account {
         let (membership, now) = (self.ledger.membership(), clock::now());
         let turn = self.ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
         match turn {
-            Some(Turn::Granted(length)) => Some(Lease {
-                begun: now,
-                end: now + length,
-                id: None,
-                shared: true,
-                exclusive: false,
-                of_several: false,
-                to_catch_up: false,
-            }),
+            Some(Turn::Granted(length)) => {
+                Some(Lease { shared: true, ..Lease::own(now, length, false) })
+            }
             _ => None,
         }
     }
@@ -308,6 +296,18 @@ fn wait_for_bell(page: Option<&PageLayout>, bell: u32, ns: u64) {
     let Some(page) = page else { return clock::sleep(ns) };
     let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
     let _ = futex::wait(&page.lease_bell, futex::Flags::empty(), bell, Some(&time));
+}
+
+/// A lease for what work on another device waits for, if it does.
+fn begin_called(gate: &Gate) -> Option<Lease> {
+    let set = gate.collectives().set()?;
+    let now = clock::now();
+    if !set.is_called(now) {
+        return None;
+    }
+    let mut opened = set.ledger().open()?;
+    let length = opened.begin_called_lease(set.ledger().membership().slot(), now)?;
+    Some(Lease { to_catch_up: true, ..Lease::own(now, length, true) })
 }
 
 /// Ends this process's lease in an account.

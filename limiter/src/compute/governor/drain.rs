@@ -21,6 +21,8 @@ const STUCK_AGAIN_NS: u64 = 50_000_000;
 const GLIMPSE_NS: u64 = 5_000_000;
 /// The same, while the program goes on launching what has to wait.
 const LONGEST_GLIMPSE_NS: u64 = 100_000_000;
+/// How long others are called to launch what work waits for. One that asks the daemon looks once in 15 ms.
+const CALL_NS: u64 = 20_000_000;
 /// How long a device whose lease has ended may go on to launch what work on other devices waits for.
 const CATCH_UP_NS: u64 = 15_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
@@ -154,7 +156,7 @@ impl Tenure {
                 .filter(|set| now.saturating_sub(called.max(since)) > set.patience())
             {
                 called = now;
-                set.call_others(now.saturating_add(GLIMPSE_NS));
+                set.call_others(now.saturating_add(CALL_NS));
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
                 tracing::debug!(
