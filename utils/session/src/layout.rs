@@ -184,7 +184,7 @@ pub struct PageLayout {
     /// Until when work on one of them waits for work on others, on `CLOCK_MONOTONIC` in nanoseconds. Odd: on
     /// any of them.
     pub called_until_ns: AtomicU64,
-    /// 1: the devices did not launch as many collectives each, when none was held last.
+    /// How many times in a row the devices had not launched as many collectives each, when none was held.
     pub numbers_differ: AtomicU64,
     /// The end of the leases that will not go on, on `CLOCK_MONOTONIC` in nanoseconds.
     pub last_end_ns: AtomicU64,

@@ -17,6 +17,8 @@ use std::path::Path;
 pub const LASTS_NS: u64 = 10_000_000_000;
 /// The same for one of which that is only presumed.
 const PRESUMED_NS: u64 = 1_000_000_000;
+/// Numbers of collectives that differed so many times in a row differ by nature.
+const DIFFER_BY_NATURE: u64 = 4;
 /// Where streams wait for the gate, a batch has so many collectives at most, and the last of one is the same for all
 /// devices. So those that are behind can begin as many as others have, and no more.
 pub const COLLECTIVES_OF_BATCH: u64 = 8;
@@ -49,12 +51,17 @@ impl PageLayout {
         self.devices.iter().filter(move |device| device.counts_at(now_ns))
     }
 
-    /// None of the devices is held: all that was launched is done. So if one has launched more collectives than
-    /// another, then not every collective is one of all devices, and the numbers do not tell who waits for whom.
+    /// None of the devices is held, so all that was launched should be done, as many on each. Where that is not so, work
+    /// may be left that waits for a collective of another device, and the next time it is. If it never is, then not every
+    /// collective is one of all devices, and the numbers do not tell who waits for whom.
     pub(crate) fn count_anew(&self, now_ns: u64) {
         let launched = || self.together_at(now_ns).map(TogetherDevice::launched);
         let differ = launched().min() != launched().max();
-        self.numbers_differ.store(u64::from(differ), Relaxed);
+        let times = if differ { self.numbers_differ.load(Relaxed).saturating_add(1) } else { 0 };
+        self.numbers_differ.store(times, Relaxed);
+        if (1..DIFFER_BY_NATURE).contains(&times) {
+            return;
+        }
         // Where each began to count may differ. What they have begun now is the same.
         let places = || self.together_at(now_ns).map(|device| device.place_in_batch(0));
         let apart = !differ && places().min() != places().max();
@@ -170,7 +177,7 @@ impl Together {
     /// Whether the numbers of collectives tell who waits for whom.
     #[must_use]
     pub fn numbers_tell(&self, page: &PageLayout) -> bool {
-        page.numbers_differ.load(Relaxed) == 0
+        page.numbers_differ.load(Relaxed) < DIFFER_BY_NATURE
     }
 
     /// Whether another device has launched more collectives, and may wait for this one's.

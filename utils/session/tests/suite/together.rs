@@ -118,14 +118,34 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     assert!(second.is(Together::is_behind) && first.is(Together::is_ahead));
     second.launches(1);
     assert!(!second.is(Together::is_behind) && !first.is(Together::is_ahead));
-    first.end(now + 50 * MS, 50 * MS);
-    second.end(now + 50 * MS, 50 * MS);
-    // They differ when all is done: the numbers do not tell who waits.
+    // One more was begun than the other device has, and is left: that one is still behind when both are held again.
     first.launches(1);
-    let later = now + 300 * MS;
-    let _ = (first.begin(later), second.begin(later));
+    let turn = |at: u64| {
+        first.end(at, 50 * MS);
+        second.end(at, 50 * MS);
+        assert!(matches!(first.begin(at + 600 * MS), Turn::Granted(_)));
+        assert!(matches!(second.begin(at + 600 * MS), Turn::Granted(_)));
+        at + 650 * MS
+    };
+    let mut at = turn(now + 50 * MS);
+    assert!(second.is(Together::is_behind));
+    second.launches(1);
+    assert!(!second.is(Together::is_behind));
+    at = turn(at);
+    // Where they always differ the numbers do not tell who waits.
+    for _ in 0..4 {
+        assert!(first.is(Together::numbers_tell));
+        first.launches(1);
+        at = turn(at);
+    }
+    assert!(!first.is(Together::numbers_tell));
     first.launches(5);
-    assert!(!second.is(Together::is_behind) && !first.is(Together::numbers_tell));
+    assert!(!second.is(Together::is_behind));
+    second.launches(5);
+    turn(at);
+    assert!(first.is(Together::numbers_tell));
+    second.launches(1);
+    assert!(first.is(Together::is_behind));
 }
 
 /// One that began to count earlier, or without a limit, has another number. Batches end with the same collective all the
@@ -147,10 +167,12 @@ fn batches_end_with_the_same_collective_on_all_devices() {
         first.end(at + 20 * MS, 20 * MS);
         second.end(at + 20 * MS, 20 * MS);
     };
-    // Their numbers differ when none is held: that tells nothing yet.
-    turn(now, [2, 2]);
-    assert_ne!(ends(&first), ends(&second));
-    turn(now + 600 * MS, [4, 4]);
+    // So many times the difference may still be made up for.
+    for at in 0..4 {
+        turn(now + at * 600 * MS, [2, 2]);
+        assert_ne!(ends(&first), ends(&second));
+    }
+    turn(now + 2_400 * MS, [4, 4]);
     assert_eq!([ends(&first), ends(&second)], [[4, 12, 20]; 2]);
     // From then on that stays so.
     first.launches(5);
