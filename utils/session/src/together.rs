@@ -56,6 +56,10 @@ impl PageLayout {
     /// collective is one of all devices, and the numbers do not tell who waits for whom.
     pub(crate) fn count_anew(&self, now_ns: u64) {
         let launched = || self.together_at(now_ns).map(TogetherDevice::launched);
+        // One alone may have begun what another has yet to say.
+        if launched().nth(1).is_none() {
+            return;
+        }
         let differ = launched().min() != launched().max();
         let times = if differ { self.numbers_differ.load(Relaxed).saturating_add(1) } else { 0 };
         self.numbers_differ.store(times, Relaxed);
