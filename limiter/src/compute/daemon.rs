@@ -20,6 +20,8 @@ use std::path::PathBuf;
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
 const POLL: Duration = Duration::from_millis(15);
+/// The same of one that others may call for at any moment.
+const CALLED_POLL: Duration = Duration::from_millis(3);
 const GRACE: Duration = Duration::from_millis(20);
 /// How long an answer that is due at once may take.
 const AT_ONCE: Duration = Duration::from_millis(25);
@@ -127,10 +129,12 @@ impl Daemon {
         &mut self,
         ledger: &DeviceLedger,
         gate: Option<&StreamGate>,
+        may_be_called: bool,
     ) -> Result<Option<Lease>, Lost> {
         let asked_at = clock::now();
         let word = gate.and_then(StreamGate::ask);
-        let question = Question { most: POLL, word };
+        let most = if may_be_called { CALLED_POLL } else { POLL };
+        let question = Question { most, word };
         let answer = self.exchange(ledger, self.report, Some(question), GRACE);
         let Decision { lease, withheld } = answer?;
         self.withheld_until = withheld.map(|_| clock::now().saturating_add(WITHHELD_FOR_NS));

@@ -19,6 +19,9 @@ use std::sync::OnceLock;
 const STUCK_SOON_NS: u64 = 2_000_000;
 const STUCK_NS: u64 = 20_000_000;
 
+/// How long a device whose lease has ended may go on to launch what work on other devices waits for.
+pub(super) const CATCH_UP_NS: u64 = 15_000_000;
+
 /// See the module.
 pub(super) struct Set {
     own: Together,
@@ -71,6 +74,11 @@ impl Set {
         self.asks(Together::numbers_tell) && !self.asks(differ)
     }
 
+    /// Whether the numbers of collectives tell who waits for whom.
+    pub(super) fn numbers_tell(&self) -> bool {
+        self.asks(Together::numbers_tell)
+    }
+
     /// How long work of this device may stand still before it is taken to wait for what others are to launch.
     pub(super) fn patience(&self) -> u64 {
         let soon = |own: &Together, page: &_| own.is_ahead(page) || !own.numbers_tell(page);
@@ -88,6 +96,13 @@ impl Set {
         if let Some(page) = self.ledger.page() {
             self.own.call_others(page, until);
             super::account::ring(page);
+        }
+    }
+
+    /// A lease ends, and a collective stands still that has begun, or none does.
+    pub(super) fn ends(&self, stuck: bool) {
+        if let Some(page) = self.ledger.page() {
+            self.own.ends(page, stuck);
         }
     }
 

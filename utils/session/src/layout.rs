@@ -106,8 +106,10 @@ pub struct TogetherDevice {
     pub batches_from: AtomicU32,
     /// Until when more may begin in its streams, on `CLOCK_MONOTONIC` in nanoseconds; zero: they wait for the gate.
     pub open_until_ns: AtomicU64,
+    /// 1: its last lease ended before a collective was done that it has begun.
+    pub left: AtomicU32,
     /// For later fields.
-    pub more_unused: [AtomicU32; 2],
+    pub more_unused: AtomicU32,
 }
 
 /// What was used of the device in one second: [`limits::recent::Second`].
@@ -184,7 +186,7 @@ pub struct PageLayout {
     /// Until when work on one of them waits for work on others, on `CLOCK_MONOTONIC` in nanoseconds. Odd: on
     /// any of them.
     pub called_until_ns: AtomicU64,
-    /// How many times in a row the devices had not launched as many collectives each, when none was held.
+    /// 1: the devices do not launch as many collectives each, or are not known to.
     pub numbers_differ: AtomicU64,
     /// The end of the leases that will not go on, on `CLOCK_MONOTONIC` in nanoseconds.
     pub last_end_ns: AtomicU64,

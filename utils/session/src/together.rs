@@ -17,8 +17,6 @@ use std::path::Path;
 pub const LASTS_NS: u64 = 10_000_000_000;
 /// The same for one of which that is only presumed.
 const PRESUMED_NS: u64 = 1_000_000_000;
-/// Numbers of collectives that differed so many times in a row differ by nature.
-const DIFFER_BY_NATURE: u64 = 4;
 /// Where streams wait for the gate, a batch has so many collectives at most, and the last of one is the same for all
 /// devices. So those that are behind can begin as many as others have, and no more.
 pub const COLLECTIVES_OF_BATCH: u64 = 8;
@@ -51,23 +49,20 @@ impl PageLayout {
         self.devices.iter().filter(move |device| device.counts_at(now_ns))
     }
 
-    /// None of the devices is held, so all that was launched should be done, as many on each. Where that is not so, work
-    /// may be left that waits for a collective of another device, and the next time it is. If it never is, then not every
-    /// collective is one of all devices, and the numbers do not tell who waits for whom.
+    /// None of the devices is held. Where all that was launched is done, each has begun as many collectives as the others.
+    /// So if one has launched more of them since that was last so, then not every collective is one of all devices, and the
+    /// numbers do not tell who waits for whom.
     pub(crate) fn count_anew(&self, now_ns: u64) {
-        let launched = || self.together_at(now_ns).map(TogetherDevice::launched);
+        let all = || self.together_at(now_ns);
         // One alone may have begun what another has yet to say.
-        if launched().nth(1).is_none() {
+        if all().nth(1).is_none() || all().any(|device| device.left.load(Relaxed) != 0) {
             return;
         }
+        let launched = || all().map(TogetherDevice::launched);
         let differ = launched().min() != launched().max();
-        let times = if differ { self.numbers_differ.load(Relaxed).saturating_add(1) } else { 0 };
-        self.numbers_differ.store(times, Relaxed);
-        if (1..DIFFER_BY_NATURE).contains(&times) {
-            return;
-        }
+        self.numbers_differ.store(u64::from(differ), Relaxed);
         // Where each began to count may differ. What they have begun now is the same.
-        let places = || self.together_at(now_ns).map(|device| device.place_in_batch(0));
+        let places = || all().map(|device| device.place_in_batch(0));
         let apart = !differ && places().min() != places().max();
         for device in &self.devices {
             let begun = device.collectives.load(Acquire);
@@ -154,10 +149,21 @@ impl Together {
         page.devices[self.place].collectives.fetch_add(more.cast_unsigned(), AcqRel);
     }
 
-    /// Whether a batch ends with the collective that comes so many after those that have begun.
+    /// Whether a batch ends with the collective that comes so many after those that have begun. Where the numbers do not
+    /// tell, each has one.
     #[must_use]
     pub fn ends_batch(&self, page: &PageLayout, ahead: u64) -> bool {
-        page.devices[self.place].place_in_batch(ahead) == 0
+        !self.numbers_tell(page) || page.devices[self.place].place_in_batch(ahead) == 0
+    }
+
+    /// A lease of the device ends. `stuck`: a collective that it has begun stands still, and waits for another device. If
+    /// the numbers say that each has begun as many, they are wrong: limits that begin or end while a program runs leave
+    /// some uncounted.
+    pub fn ends(&self, page: &PageLayout, stuck: bool) {
+        page.devices[self.place].left.store(stuck.into(), Relaxed);
+        if stuck && !self.is_ahead(page) {
+            page.numbers_differ.store(1, Relaxed);
+        }
     }
 
     /// Until some moment more of them may begin in the device's streams.
@@ -181,7 +187,7 @@ impl Together {
     /// Whether the numbers of collectives tell who waits for whom.
     #[must_use]
     pub fn numbers_tell(&self, page: &PageLayout) -> bool {
-        page.numbers_differ.load(Relaxed) < DIFFER_BY_NATURE
+        page.numbers_differ.load(Relaxed) == 0
     }
 
     /// Whether another device has launched more collectives, and may wait for this one's.

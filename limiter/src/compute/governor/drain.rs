@@ -5,7 +5,7 @@ use super::super::clock;
 use super::super::gate::Gate;
 use super::super::lanes::LaneList;
 use super::super::rest::Rest;
-use super::super::together::Set;
+use super::super::together::{CATCH_UP_NS, Set};
 use super::super::usage::Used;
 use super::POLL_NS;
 use super::tenure::Tenure;
@@ -23,8 +23,6 @@ const GLIMPSE_NS: u64 = 5_000_000;
 const LONGEST_GLIMPSE_NS: u64 = 100_000_000;
 /// How long others are called to launch what work waits for. One that asks the daemon looks once in 15 ms.
 const CALL_NS: u64 = 20_000_000;
-/// How long a device whose lease has ended may go on to launch what work on other devices waits for.
-const CATCH_UP_NS: u64 = 15_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
 /// launch takes at least as long to come.
 const HANDOVER_NS: u64 = 300_000;
@@ -192,8 +190,11 @@ impl Tenure {
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
-        if let Some(set) = gate.collectives().known_set().filter(|_| called > 0) {
-            set.call_is_over();
+        if let Some(set) = gate.collectives().known_set() {
+            set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
+            if called > 0 {
+                set.call_is_over();
+            }
         }
         let now = clock::now();
         match (told_early, gate.stream_gate().zip(self.lease.id)) {

@@ -13,6 +13,7 @@ mod ahead;
 use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
+use super::super::together::CATCH_UP_NS;
 use super::super::{Gate, clock, driver_calls, words};
 use super::batches::BATCHES;
 use super::order::Order;
@@ -350,6 +351,26 @@ impl Lane {
         self.collectives.launched.store(self.collectives.launched.load(Relaxed) - 1, Release);
     }
 
+    /// Whether a collective that has begun is not done.
+    pub(in crate::compute) fn is_in_collective(&self) -> bool {
+        let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else { return false };
+        let is_done =
+            || self.collectives_by(self.begun(own)) == self.collectives_by(self.see_done(own));
+        !is_done() && !self.is_seen_idle(own)
+    }
+
+    /// The driver has said that nothing of what was launched is left.
+    fn is_seen_idle(&self, own: &InStream) -> bool {
+        own.idle_at.load(Relaxed) == self.activity()
+    }
+
+    /// How many were launched up to a batch's end.
+    fn collectives_by(&self, number: u64) -> u64 {
+        let is_open = number > self.batches.recorded();
+        let open = || self.collectives.launched.load(Acquire);
+        if is_open { open() } else { self.batch(number).collectives.load(Relaxed) }
+    }
+
     /// How many were launched that the others have not been told of.
     pub(in crate::compute) fn collectives_ahead(&self) -> u64 {
         let Collectives { launched, told } = &self.collectives;
@@ -364,11 +385,7 @@ impl Lane {
             return 0;
         }
         let begun = match self.in_stream() {
-            Some(own) if !self.life.is_lost() => {
-                let begun = self.begun(own);
-                let is_open = begun > self.batches.recorded();
-                if is_open { launched } else { self.batch(begun).collectives.load(Relaxed) }
-            }
+            Some(own) if !self.life.is_lost() => self.collectives_by(self.begun(own)),
             _ => launched,
         };
         begun.wrapping_sub(self.collectives.told.swap(begun, Relaxed)).cast_signed()
@@ -408,10 +425,12 @@ impl Lane {
             return Some(done >= begun);
         }
         // No mark says when what the last one does not cover is done.
-        let seen_idle = || own.idle_at.load(Relaxed) == self.activity();
-        let tail = self.count.uncovered.load(Acquire) > 0 && !seen_idle();
+        let tail = self.count.uncovered.load(Acquire) > 0 && !self.is_seen_idle(own);
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
+        // A collective may wait for another device. If the program goes on, a mark comes behind it.
+        let waits = self.collectives_by(begun) != self.collectives_by(recorded);
+        let tail_ns = if waits { tail_ns.max(CATCH_UP_NS) } else { tail_ns };
         let tail_is_done = !tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS;
         Some(done >= recorded && tail_is_done)
     }
