@@ -190,6 +190,10 @@ impl Tenure {
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
+        // It was to catch up, and is not over for that: limits may have been taken away, and come back.
+        if gate.lease().is_some() {
+            gate.close();
+        }
         if let Some(set) = gate.collectives().known_set() {
             set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
             if called > 0 {
