@@ -33,8 +33,10 @@ impl Set {
     fn join(gate: &Gate) -> Option<Self> {
         match gate.ledger().join_those_together() {
             Ok((own, ledger)) => {
-                // The device is held already, under a lease of its own.
-                if let Some(mut opened) = ledger.open() {
+                // The device may be held already, under a lease of its own. Where streams wait it need not be.
+                if gate.lease().is_some()
+                    && let Some(mut opened) = ledger.open()
+                {
                     let now = clock::now();
                     opened.hold_elsewhere(ledger.membership().slot(), now, now);
                 }
