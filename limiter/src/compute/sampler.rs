@@ -307,7 +307,6 @@ impl Sampler {
                 }
                 Between::Wait(waits, stands_for) => {
                     let nothing_ns = empty.ns().unwrap_or(0) + DEAREST_IDLE_WAIT_NS;
-                    tracing::trace!("wait: {elapsed} ns, for {stands_for}; nothing: {nothing_ns}");
                     waits.took(elapsed.saturating_sub(nothing_ns), stands_for, clock::now());
                     continue;
                 }

@@ -4,6 +4,7 @@
 use super::words::{make_visible, seen_by};
 use super::{clock, driver_calls, hold};
 use crate::per_process::PerProcess;
+use core::fmt::Display;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
@@ -33,10 +34,15 @@ pub(super) fn after_fork() {
     PAGES.forget();
 }
 
+/// Says why there is no gate in a stream.
+fn tell(why: &dyn Display) {
+    tracing::info!("{why}");
+}
+
 /// The process's page, for the registration with the daemon.
 pub(super) fn descriptor() -> Option<GatesInStream> {
     let page = PAGES.get().page.get()?.as_ref()?;
-    page.check_descriptor().inspect_err(|why| tracing::info!("{why}")).ok()?;
+    page.check_descriptor().inspect_err(|why| tell(why)).ok()?;
     Some(GatesInStream { descriptor: page.as_fd().as_raw_fd().into() })
 }
 
@@ -63,9 +69,9 @@ impl StreamGate {
         if hold::is_useless() || may_be_under_mps() {
             return None;
         }
-        let make = || GatePage::create().inspect_err(|why| tracing::info!("{why}")).ok();
+        let make = || GatePage::create().inspect_err(|why| tell(why)).ok();
         let page = PAGES.get().page.get_or_init(make).as_ref()?;
-        let number = page.block_of(device).inspect_err(|why| tracing::info!("{why}")).ok()?;
+        let number = page.block_of(device).inspect_err(|why| tell(why)).ok()?;
         Some(Self { page, number, closed_at: AtomicU64::new(1) })
     }
 
@@ -183,7 +189,7 @@ fn may_be_under_mps() -> bool {
     let told = driver_calls::ctx_get_device(&raw mut device).is_ok()
         && driver_calls::device_get_attribute(&raw mut shared, DEVICE_MPS_ENABLED, device).is_ok();
     if !told || shared != 0 {
-        tracing::info!("contexts may be shared by an MPS server: the gate is on the thread");
+        tell(&"contexts may be shared by an MPS server: the gate is on the thread");
         return true;
     }
     false

@@ -94,7 +94,6 @@ impl Set {
 
     /// Work stands still, and may wait for what other devices are to launch: until then all may.
     pub(super) fn call_others(&self, until: u64) {
-        tracing::trace!("work waits for other devices");
         if let Some(page) = self.ledger.page() {
             self.own.call_others(page, until);
             super::account::ring(page);

@@ -53,17 +53,23 @@ impl PageLayout {
     /// So if one has launched more of them since that was last so, then not every collective is one of all devices, and the
     /// numbers do not tell who waits for whom.
     pub(crate) fn count_anew(&self, now_ns: u64) {
-        let all = || self.together_at(now_ns);
+        let mut all = self.together_at(now_ns);
+        let Some(first) = all.next() else { return };
+        let (mut alone, mut left) = (true, first.left.load(Relaxed));
+        let (mut differ, mut apart) = (false, false);
+        for device in all {
+            alone = false;
+            left |= device.left.load(Relaxed);
+            differ |= device.launched() != first.launched();
+            apart |= device.place_in_batch(0) != first.place_in_batch(0);
+        }
         // One alone may have begun what another has yet to say.
-        if all().nth(1).is_none() || all().any(|device| device.left.load(Relaxed) != 0) {
+        if alone || left != 0 {
             return;
         }
-        let launched = || all().map(TogetherDevice::launched);
-        let differ = launched().min() != launched().max();
         self.numbers_differ.store(u64::from(differ), Relaxed);
         // Where each began to count may differ. What they have begun now is the same.
-        let places = || all().map(|device| device.place_in_batch(0));
-        let apart = !differ && places().min() != places().max();
+        apart &= !differ;
         for device in &self.devices {
             let begun = device.collectives.load(Acquire);
             device.collectives_before.store(begun, Relaxed);

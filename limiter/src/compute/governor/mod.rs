@@ -69,7 +69,7 @@ fn govern(gate: &'static Gate) {
         gate.close();
         tenure.drain(&mut account, &mut handover);
         utilization.add(tenure.used);
-        tracing::trace!("device {}: {:?}, at the end", gate.ledger().uuid(), tenure.used);
+        tenure.tell_use(", at the end");
         account.end(tenure.lease, tenure.used);
     }
 }

@@ -97,6 +97,11 @@ impl Tenure {
         }
     }
 
+    /// For whoever looks for what a program is charged.
+    pub(super) fn tell_use(&self, when: &str) {
+        tracing::trace!("device {}: {:?}{when}", self.gate.ledger().uuid(), self.used);
+    }
+
     /// Since when some lane has had work under way all the time. Each is asked, so that each one's progress is seen.
     pub(super) fn busy_since(&self, lanes: &LaneList) -> Option<u64> {
         // Each is asked: the least of them needs all.
@@ -198,7 +203,6 @@ impl Tenure {
                 let idle_ns = now.saturating_sub(since);
                 let is_over = idle_ns >= self.patience_with_idleness(utilization);
                 if is_over && !self.keeps(&lanes, activity, idle_ns, was_kept) {
-                    tracing::trace!("device {}: given up: {lanes:?}", self.gate.ledger().uuid());
                     return;
                 }
             }
@@ -206,7 +210,7 @@ impl Tenure {
             if self.renew_at.is_some_and(|at| now >= at) {
                 self.remove_abandoned();
                 utilization.add(self.used);
-                tracing::trace!("device {}: {:?}", self.gate.ledger().uuid(), self.used);
+                self.tell_use("");
                 let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };

@@ -9,8 +9,10 @@
 //!   pass the other device's gate as well. It would hold one device's time while it waits for the other's,
 //!   and two tenants that copy in opposite directions would stop each other.
 //! * A call may wait inside the driver for its work, or for what its stream has to do before: then its time counts as it
-//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies from device memory to device
-//!   memory never do (CUDA driver API, API synchronization behavior): they pass like launches.
+//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies within a
+//!   device's memory never do (CUDA driver API, API synchronization behavior): they pass like launches, and take an entry
+//!   of the driver's queue as these do. A copy between devices takes up to 34 entries and more, where they have no access to
+//!   each other.
 //! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds` forms
 //!   the calling thread's.
 
@@ -35,7 +37,7 @@ struct CopyKind {
     code: u8,
     /// Bytes of one unit of the size.
     unit: u8,
-    /// Whether its name or descriptor says that it reads and writes nothing but device memory.
+    /// Whether its name, or with it the descriptor, says that it reads and writes nothing but one device's memory.
     of_devices: bool,
 }
 
@@ -71,8 +73,8 @@ impl CopyKind {
     const FILL_ROWS_8: Self = Self::of_devices(21, 1);
     const FILL_ROWS_16: Self = Self::of_devices(22, 2);
     const FILL_ROWS_32: Self = Self::of_devices(23, 4);
-    const ROWS: Self = Self::of(0x40);
-    const LAYERS: Self = Self::of(0x50);
+    const ROWS: Self = Self::of_devices(0x40, 1);
+    const LAYERS: Self = Self::of_devices(0x50, 1);
     const LAYERS_PEER: Self = Self::of(0x60);
 
     /// The kind for a pair of `CUmemorytype`s: [`CopyKind::ROWS`] or one of those after it.
@@ -81,7 +83,7 @@ impl CopyKind {
             matches!(side, MEMORY_DEVICE | MEMORY_ARRAY)
         }
         let code = self.code | (from as u8 & 3) << 2 | (to as u8 & 3);
-        Self { code, of_devices: is_device(from) && is_device(to), ..self }
+        Self { code, of_devices: self.of_devices && is_device(from) && is_device(to), ..self }
     }
 
     /// The work of `size` units; `None`: there is nothing to do.

@@ -180,6 +180,8 @@ mod tests {
                 let within =
                     [from, to].iter().all(|side| [MEMORY_DEVICE, MEMORY_ARRAY].contains(side));
                 let plain = work(CopyKind::ROWS, &raw const rows);
+                let between = work(CopyKind::LAYERS_PEER, &raw const rows);
+                assert_eq!(async_work(CopyKind::LAYERS_PEER, &raw const rows), between);
                 let expected = if within { plain.map(Work::at_once) } else { plain };
                 assert_eq!(async_work(CopyKind::ROWS, &raw const rows), expected, "{from} to {to}");
             }
