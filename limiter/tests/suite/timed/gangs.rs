@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::sleep;
 use std::time::Duration;
 
 /// Some devices, and a daemon if there is to be one.
@@ -19,6 +20,8 @@ struct Node {
     runs: u32,
     /// Where work waits, unless that is as for everybody.
     gates: Option<&'static str>,
+    /// What the next session is called.
+    name: Option<String>,
 }
 
 impl Drop for Node {
@@ -35,7 +38,8 @@ impl Node {
     }
 
     fn of(devices: u32, with_daemon: bool) -> Self {
-        let mut node = Self { stage: Stage::new(), devices, daemon: None, runs: 0, gates: None };
+        let mut node =
+            Self { stage: Stage::new(), devices, daemon: None, runs: 0, gates: None, name: None };
         if with_daemon {
             let mut command = node.stage.native(built("hypervisor"));
             command.args(["daemon", "--log", "warn", "--socket"]).arg(node.socket());
@@ -60,6 +64,9 @@ impl Node {
         };
         if let Some(gates) = self.gates {
             command.env(GATES, gates);
+        }
+        if let Some(name) = &self.name {
+            command.args(["--name", name]);
         }
         if let Some(percent) = compute {
             command.args(["--compute", &percent.to_string()]);
@@ -102,6 +109,14 @@ impl Node {
         // The last rank's process is known by its number.
         write!(script, "echo $! >{}; wait", self.last_rank().display()).unwrap();
         self.session(compute, &script)
+    }
+
+    /// Changes the limits of a session that is called so.
+    fn limit(&self, name: &str, limits: &[&str]) {
+        let mut command: Command = self.stage.native(built("sluice"));
+        command.env("SLUICE_FAKE_DEVICES", self.devices.to_string());
+        let told = command.args(["limit", name]).args(limits).output().unwrap();
+        assert!(told.status.success(), "{name} {limits:?}: {told:?}");
     }
 
     fn last_rank(&self) -> PathBuf {
@@ -289,6 +304,33 @@ fn a_job_on_both_devices_beside_one_on_each() {
     }
 }
 
+/// A device that caught up with others when its limit was taken away was limited by nothing once the limit was back, and
+/// collectives that were not counted meanwhile left some that spun in the other job's turns: 0.24 each.
+#[test]
+fn limits_that_come_back_hold_on_all_devices() {
+    const NAMES: [&str; 2] = ["first", "second"];
+    let native = native_of(SHORT, 6000, SHORT_US);
+    for gates in ["stream", "thread"] {
+        let mut node = Node::new(true);
+        node.gates = Some(gates);
+        let jobs = NAMES.map(|name| {
+            node.name = Some(name.to_owned());
+            node.ranks_of(SHORT, Some(50), 12_000, "")
+        });
+        for _ in 0..3 {
+            sleep(Duration::from_millis(800));
+            NAMES.iter().for_each(|name| node.limit(name, &["--policy", "none"]));
+            sleep(Duration::from_millis(300));
+            NAMES
+                .iter()
+                .for_each(|name| node.limit(name, &["--policy", "fixed", "--compute", "50%"]));
+        }
+        for (name, job) in NAMES.into_iter().zip(jobs) {
+            within(&format!("the {name}, {gates}"), job.end(), native, 0.29, 0.62);
+        }
+    }
+}
+
 /// A job on all of four devices by itself, beside another one, and beside jobs on two of them each.
 #[test]
 fn jobs_on_four_devices() {
@@ -328,11 +370,11 @@ fn a_rank_that_is_killed_leaves_the_devices_free() {
     for with_daemon in [false, true] {
         let mut node = Node::new(with_daemon);
         let job = node.ranks(Some(50), 100_000, "");
-        std::thread::sleep(Duration::from_millis(2500));
+        sleep(Duration::from_millis(2500));
         let number = std::fs::read_to_string(node.last_rank()).unwrap();
         let pid = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        sleep(Duration::from_millis(300));
         job.kill();
         let _ = job.end();
         let half = node.process(Some(50), 1500).end();
