@@ -46,6 +46,8 @@ ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 LEAST_OPEN, HALF_RANGE, TOLERANCE, LEAST_SUM = 0.99, (0.47, 0.52), 0.03, 0.97
 WAYS = {"memory": ["--policy", "none"], "100": ["--policy", "fixed", "--compute", "100%"], "50": ["--policy", "fixed", "--compute", "50%"]}
 SHARES = {"slicing": ["--policy", "none"], "fixed": ["--policy", "fixed", "--compute", "50%"], "balance": ["--policy", "balance", "--compute", "50%"]}
+# Until what was saved up is used: twice a period of 0.3 s.
+SETTLE_LIMITED = 1.0
 NAMES = {"memory": "memory limit only", "100": "100 %", "50": "50 %", "slicing": "sliced", "fixed": "50/50 fixed", "balance": "50/50 balance"}
 SIMULATED = ("ddp", "tensor", "pipeline", "collectives", "threads")
 
@@ -57,8 +59,8 @@ def seconds(settings):
     worlds = max(sum(1 for world in settings.worlds if world <= visible()), 1)
     kinds, pairs = len(settings.kinds), len(settings.pairs)
     stretch = settings.settle + settings.turn + 0.2
-    beside = len(settings.shares) * (1 + settings.together + 0.2)
-    one = start(4 * kinds) + kinds * settings.turns * (len(settings.ways) + 1) * stretch
+    beside = len(settings.shares) * (SETTLE_LIMITED + settings.together + 0.2)
+    one = start(4 * kinds) + kinds * settings.turns * ((len(settings.ways) + 1) * stretch + SETTLE_LIMITED)
     two = start(4 * pairs) + pairs * settings.rounds * (2 * stretch + beside)
     overlap = start(4) + settings.rounds * (3 * stretch + 2 * (1.2 + settings.together))
     cells = {"one": worlds * one, "two": worlds * two, "overlap": overlap, "killed": 40}
@@ -190,7 +192,7 @@ def one_job(proof, rows, case, native, limited):
                     turn[way] = steered.rates(proof, [native], settings.settle, settings.turn)[0]
                     continue
                 tell(proof, limited, WAYS[way])
-                turn[way] = steered.slow_rates(proof, [limited], settings.settle, settings.turn)[0]
+                turn[way] = steered.slow_rates(proof, [limited], SETTLE_LIMITED if way == "50" else settings.settle, settings.turn)[0]
             turns.append(turn)
     finally:
         # What whole turns tell is not lost.
@@ -234,7 +236,7 @@ def beside(proof, rows, case, programs, ways, socket):
                 for program in programs:
                     tell(proof, program, SHARES[way])
                 before, begun = daemon.charged(socket, programs), time.monotonic()
-                rates = steered.slow_rates(proof, programs, 1.0, settings.together)
+                rates = steered.slow_rates(proof, programs, SETTLE_LIMITED, settings.together)
                 charges[way] = parts(before, daemon.charged(socket, programs), time.monotonic() - begun)
                 for found, rate, base in zip(ratios[way], rates, alone):
                     found.append(rate / base)
