@@ -157,6 +157,10 @@ impl Tenure {
                 set.call_others(now.saturating_add(CALL_NS));
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
+                if let Some(set) = gate.collectives().set() {
+                    called = now;
+                    set.call_others(now.saturating_add(CALL_NS));
+                }
                 tracing::debug!(
                     "device {}: work stands still at a closed gate: {lanes:?}",
                     gate.ledger().uuid()
