@@ -71,9 +71,7 @@ impl Account {
             if let Some(lease) = begin_called(self.gate) {
                 return Some(lease);
             }
-            let set = self.gate.collectives().set();
-            let may_be_called = set.is_some_and(|set| !set.numbers_tell());
-            let answer = daemon.ask(self.ledger, self.gate.stream_gate(), may_be_called);
+            let answer = daemon.ask(self.ledger, self.gate.stream_gate());
             if !matches!(answer, Ok(Some(_))) {
                 self.gate.withdraw();
             }

@@ -76,11 +76,6 @@ impl Set {
         self.asks(Together::numbers_tell) && !self.asks(differ)
     }
 
-    /// Whether the numbers of collectives tell who waits for whom.
-    pub(super) fn numbers_tell(&self) -> bool {
-        self.asks(Together::numbers_tell)
-    }
-
     /// How long work of this device may stand still before it is taken to wait for what others are to launch.
     pub(super) fn patience(&self) -> u64 {
         let soon = |own: &Together, page: &_| own.is_ahead(page) || !own.numbers_tell(page);
@@ -92,12 +87,12 @@ impl Set {
         self.asks(|own, page| own.is_called(page, now))
     }
 
-    /// Work stands still, and may wait for what other devices are to launch: until then all may.
-    pub(super) fn call_others(&self, until: u64) {
-        if let Some(page) = self.ledger.page() {
-            self.own.call_others(page, until);
-            super::account::ring(page);
-        }
+    /// Work stands still, and may wait for what other devices are to launch: until then all may. Returns the call.
+    pub(super) fn call_others(&self, until: u64) -> u64 {
+        let Some(page) = self.ledger.page() else { return 0 };
+        let call = self.own.call_others(page, until);
+        super::account::ring(page);
+        call
     }
 
     /// A lease ends, and a collective stands still that has begun, or none does.
@@ -108,9 +103,9 @@ impl Set {
     }
 
     /// The work that stood still is done: nobody is to go on for its sake.
-    pub(super) fn call_is_over(&self) {
+    pub(super) fn call_is_over(&self, call: u64) {
         if let Some(page) = self.ledger.page() {
-            self.own.call_is_over(page);
+            Together::call_is_over(page, call);
         }
     }
 }

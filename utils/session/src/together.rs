@@ -218,15 +218,17 @@ impl Together {
     }
 
     /// Work on the device stands still, and may wait for what another one is to launch: until then those may
-    /// that are behind, or all, where the numbers do not tell.
-    pub fn call_others(&self, page: &PageLayout, until_ns: u64) {
+    /// that are behind, or all, where the numbers do not tell. Returns the call.
+    pub fn call_others(&self, page: &PageLayout, until_ns: u64) -> u64 {
         let all = u64::from(!self.is_ahead(page));
-        page.called_until_ns.store(until_ns & !1 | all, Release);
+        let call = until_ns & !1 | all;
+        page.called_until_ns.store(call, Release);
+        call
     }
 
-    /// The work that stood still is done.
-    pub fn call_is_over(&self, page: &PageLayout) {
-        page.called_until_ns.store(0, Release);
+    /// The work that stood still is done. Another device may have called since.
+    pub fn call_is_over(page: &PageLayout, call: u64) {
+        let _ = page.called_until_ns.compare_exchange(call, 0, AcqRel, Relaxed);
     }
 
     /// Whether work on another device stands still, and may wait for what this one's program launches.

@@ -84,7 +84,7 @@ impl Tenure {
         let mut told_early = None;
         let expected_ns = lanes.expected_ns();
         let mut told = since;
-        let mut called = 0;
+        let (mut called, mut call) = (0, 0);
         let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
         let mut done_at = None;
         let mut was_stuck = false;
@@ -154,13 +154,9 @@ impl Tenure {
                 .filter(|set| now.saturating_sub(called.max(since)) > set.patience())
             {
                 called = now;
-                set.call_others(now.saturating_add(CALL_NS));
+                call = set.call_others(now.saturating_add(CALL_NS));
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
-                if let Some(set) = gate.collectives().set() {
-                    called = now;
-                    set.call_others(now.saturating_add(CALL_NS));
-                }
                 tracing::debug!(
                     "device {}: work stands still at a closed gate: {lanes:?}",
                     gate.ledger().uuid()
@@ -200,9 +196,7 @@ impl Tenure {
         }
         if let Some(set) = gate.collectives().known_set() {
             set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
-            if called > 0 {
-                set.call_is_over();
-            }
+            set.call_is_over(call);
         }
         let now = clock::now();
         match (told_early, gate.stream_gate().zip(self.lease.id)) {
@@ -295,9 +289,11 @@ impl Tenure {
     }
 
     /// Whether work of unknown length is under way, and may wait for what is held: the driver may have put it behind
-    /// that. When it will be done cannot be told.
+    /// that. When it will be done cannot be told. Of devices that are used together it rather waits for another one.
     fn unknown_may_wait(&self, lanes: &LaneList) -> bool {
-        lanes.begun_takes_ns(self.gate).is_none() && self.gate.holds_work()
+        self.gate.collectives().set().is_none()
+            && lanes.begun_takes_ns(self.gate).is_none()
+            && self.gate.holds_work()
     }
 
     /// Opens the gate until more has been done than before, or for a moment; tells which. Launches into streams that

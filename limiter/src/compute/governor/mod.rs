@@ -5,6 +5,7 @@ mod tenure;
 
 use super::account::{Account, Lease};
 use super::gate::Gate;
+use super::together::CATCH_UP_NS;
 use super::usage::Used;
 use super::{clock, driver_calls};
 use drain::Handover;
@@ -15,8 +16,6 @@ pub(super) use tenure::LONGEST_LOOK_NS;
 
 /// How long another session that was seen to use the device is expected again.
 const NEIGHBOURS_NS: u64 = 1_000_000_000;
-/// How long after the end of its lease a gate may be open.
-const LATE_CLOSE_NS: u64 = 1_000_000;
 /// How often it looks whether something has happened, once the gate is closed.
 const POLL_NS: u64 = 30_000;
 
@@ -58,7 +57,7 @@ fn govern(gate: &'static Gate) {
         tenure.tell_end(clock::now());
         let begun = gate.lanes().begun();
         gate.lease_lasts(tenure.lease.end.saturating_sub(tenure.lease.begun));
-        gate.tell_open(tenure.lease.end.saturating_add(LATE_CLOSE_NS));
+        gate.tell_open(tenure.lease.end.saturating_add(CATCH_UP_NS));
         let open = if lease.to_catch_up { Gate::open_to_catch_up } else { Gate::open };
         if open(gate, tenure.lease.id) {
             let (device, at) = (gate.ledger().uuid(), tenure.lease.begun);

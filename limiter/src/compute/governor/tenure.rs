@@ -5,9 +5,10 @@ use super::super::clock;
 use super::super::gate::Gate;
 use super::super::lane::Lane;
 use super::super::lanes::LaneList;
+use super::super::together::CATCH_UP_NS;
 use super::super::usage::{Totals, Usage, Used};
 use super::super::work::SPREAD;
-use super::{LATE_CLOSE_NS, LeaseUtilization, Neighbours, POLL_NS};
+use super::{LeaseUtilization, Neighbours, POLL_NS};
 
 /// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
 /// program could have.
@@ -215,7 +216,7 @@ impl Tenure {
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
-                self.gate.tell_open(renewed.end.saturating_add(LATE_CLOSE_NS));
+                self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
                 self.gate.set_shared(neighbours.note(&renewed));
             }
             self.tell_end(now);
