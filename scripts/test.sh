@@ -502,14 +502,10 @@ timed_tier() {
     tests_and_again 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
 }
 
-# The limiter's behaviour, the other way: work waits on its thread instead of in its stream, also where a process sees one
-# device.
+# The limiter's behaviour, the other way: work waits on its thread instead of in its stream.
 threads_tier() {
     SLUICE_GATES=thread tests_and_again 'tests with gates on threads' nextest -E \
-        'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads)::/)' --test-threads 4
-    # And where a process sees several devices, in its streams.
-    SLUICE_GATES=stream tests_and_again 'jobs on several devices with gates in streams' nextest -E \
-        'package(cuda-limiter) & test(/timed::gangs::/)' --test-threads 4
+        'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads|gangs)::/)' --test-threads 4
 }
 
 other_tier() {

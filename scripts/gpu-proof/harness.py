@@ -80,7 +80,7 @@ class Harness:
 
     def gates(self):
         """Where the library under test has its gates."""
-        return self.environment.get("SLUICE_GATES", "auto")
+        return self.environment.get("SLUICE_GATES", "stream")
 
     def _environment(self):
         environment = dict(os.environ)

@@ -12,7 +12,6 @@ use super::stall::Stall;
 use super::stream_gate::StreamGate;
 use super::together::Collectives;
 use super::usage::Totals;
-use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
 use config::Gates;
@@ -53,9 +52,8 @@ pub(crate) struct Gate {
     failed: AtomicBool,
     /// Whether the governor is in the driver.
     inside: InDriver,
-    /// Where work waits, and whether that is in streams.
+    /// Where work waits.
     gates: Gates,
-    in_streams: OnceLock<bool>,
     /// The gate as streams see it; made when the first lane is.
     stream_gate: OnceLock<Option<StreamGate>>,
     /// No stream waits for it any more, nor will.
@@ -113,7 +111,6 @@ impl Gate {
             failed: AtomicBool::new(false),
             inside: InDriver::default(),
             gates,
-            in_streams: OnceLock::new(),
             stream_gate: OnceLock::new(),
             out_of_streams: AtomicBool::new(false),
             lease_end: AtomicU64::new(0),
@@ -467,19 +464,9 @@ impl Gate {
         &self.inside
     }
 
-    /// Whether streams wait for it, where they can. Devices that a program uses together are held together by threads,
-    /// and whoever sees several may use them so.
-    pub(super) fn is_for_streams(&self) -> bool {
-        match (self.gates, self.in_streams.get()) {
-            (Gates::Stream, _) => true,
-            (Gates::Thread, _) => false,
-            (Gates::Auto, Some(&known)) => known,
-            (Gates::Auto, None) => {
-                let mut count = 0;
-                let told = driver_calls::device_get_count(&raw mut count).is_ok();
-                told && *self.in_streams.get_or_init(|| count == 1)
-            }
-        }
+    /// Whether streams wait for it, where they can.
+    pub(super) const fn is_for_streams(&self) -> bool {
+        matches!(self.gates, Gates::Stream)
     }
 
     /// Whether a lease is under way whose end somebody sees to.

@@ -25,13 +25,11 @@ pub enum OnFailure {
 /// Where work waits while its session may not use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Gates {
-    /// Its stream, if the process sees one device, and the thread, if it sees several.
+    /// Its stream waits, where the driver can have it do so.
     #[default]
-    Auto,
+    Stream,
     /// The thread waits that launches it.
     Thread,
-    /// Its stream waits, where the driver can have it do so.
-    Stream,
 }
 
 /// How much the limiter logs.
@@ -175,7 +173,7 @@ impl Format {
             Self::Policy => "fixed, balance or none",
             Self::UtilizationPolicy => "default, force or disable",
             Self::OnFailure => "closed or open",
-            Self::Gates => "auto, thread or stream",
+            Self::Gates => "stream (or auto) or thread",
             Self::LogName => "off, error, warn, info, debug or trace",
             Self::LogLibvgpu => {
                 "a number from 0 (errors) to 9 (everything), or off, error, warn, info, debug or trace"
@@ -250,9 +248,8 @@ impl Format {
                 _ => return None,
             }),
             Self::Gates => Value::Gates(match lower.as_str() {
-                "auto" => Gates::Auto,
+                "stream" | "auto" => Gates::Stream,
                 "thread" => Gates::Thread,
-                "stream" => Gates::Stream,
                 _ => return None,
             }),
             Self::LogName => Value::Level(level_name(&lower)?),

@@ -269,7 +269,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Gates,
             F::Gates,
             I::None,
-            "where work waits while another session has the device: `thread`, in the thread that launches it; `stream`, in its stream, so that the program goes on launching; `auto` (default), in its stream if the process sees one device",
+            "where work waits while another session has the device: `stream` (default, and `auto` is the same), in its stream, so that the program goes on launching; `thread`, in the thread that launches it",
         ),
         row(
             env::SESSION_DIR,

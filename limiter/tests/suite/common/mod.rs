@@ -467,8 +467,8 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duratio
     start.elapsed()
 }
 
-/// Whether these tests run with gates in streams, as processes of one device do unless whoever runs the tests says
-/// otherwise for all of them (`SLUICE_GATES=thread`).
+/// Whether these tests run with gates in streams, unless whoever runs the tests says otherwise for all of them
+/// (`SLUICE_GATES=thread`).
 pub(crate) fn gates_are_in_streams() -> bool {
     !std::env::var(GATES).is_ok_and(|gates| gates == "thread")
 }

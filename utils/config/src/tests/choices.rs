@@ -11,7 +11,7 @@ fn nothing_set_is_nothing_limited() {
     assert!(!config.limits_anything() && !config.needs_host_index());
     assert_eq!(config.policy, Policy::Fixed);
     assert_eq!(config.on_failure, OnFailure::Closed);
-    assert_eq!(config.gates, Gates::Auto);
+    assert_eq!(config.gates, Gates::Stream);
     assert_eq!(config.log, LogLevel::Off);
     assert_eq!(config.log.tracing(), None);
     assert!(config.cuda_hooks && config.nvml_hooks && !config.control_disabled);
@@ -57,11 +57,11 @@ fn single_settings() {
     let config = config([
         ("SLUICE_SESSION_DIR", "/dev/shm/sluice-0/a"),
         ("SLUICE_ON_FAILURE", "open"),
-        ("SLUICE_GATES", "stream"),
+        ("SLUICE_GATES", "thread"),
         ("SLUICE_POLICY", "none"),
     ])
     .unwrap();
-    assert_eq!(config.gates, Gates::Stream);
+    assert_eq!(config.gates, Gates::Thread);
     assert_eq!(config.session_dir.as_deref(), Some(Path::new("/dev/shm/sluice-0/a")));
     assert_eq!(config.on_failure, OnFailure::Open);
     assert_eq!(config.policy, Policy::None);

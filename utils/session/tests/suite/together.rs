@@ -192,20 +192,21 @@ fn a_call_is_for_those_behind_or_for_all() {
     first.launches(1);
     second.end(now + 50 * MS, 50 * MS);
     let called = |device: &Device| device.is(|own, page| own.is_called(page, now + 51 * MS));
-    first.is(|own, page| {
-        own.call_others(page, now + 55 * MS);
-        true
-    });
+    let calls =
+        |device: &Device, until| device.own.call_others(device.membership.look().unwrap(), until);
+    let is_over = |call| Together::call_is_over(first.membership.look().unwrap(), call);
+    let call = calls(&first, now + 55 * MS);
     assert!(called(&second) && !called(&first));
     // Whatever is left, and nobody joins it.
     assert!(matches!(second.begin(now + 200 * MS), Turn::In(_)));
     assert!(second.called(now + 51 * MS).is_some_and(|length| length <= 5 * MS));
     first.end(now + 52 * MS, 52 * MS);
     assert!(matches!(first.begin(now + 52 * MS), Turn::In(_)));
-    first.is(|own, page| {
-        own.call_is_over(page);
-        true
-    });
+    // Another call came later, and goes on when the first is over.
+    let later = calls(&first, now + 56 * MS);
+    is_over(call);
+    assert!(called(&second));
+    is_over(later);
     assert!(!called(&second) && second.called(now + 52 * MS).is_none());
 }
 
