@@ -71,7 +71,9 @@ impl Account {
             if let Some(lease) = begin_called(self.gate) {
                 return Some(lease);
             }
-            let answer = daemon.ask(self.ledger, self.gate.stream_gate());
+            let set = self.gate.collectives().set();
+            let may_be_called = set.is_some_and(Set::is_held);
+            let answer = daemon.ask(self.ledger, self.gate.stream_gate(), may_be_called);
             if !matches!(answer, Ok(Some(_))) {
                 self.gate.withdraw();
             }

@@ -129,10 +129,11 @@ impl Daemon {
         &mut self,
         ledger: &DeviceLedger,
         gate: Option<&StreamGate>,
+        may_be_called: bool,
     ) -> Result<Option<Lease>, Lost> {
         let asked_at = clock::now();
         let word = gate.and_then(StreamGate::ask);
-        let most = if self.together { CALLED_POLL } else { POLL };
+        let most = if may_be_called { CALLED_POLL } else { POLL };
         let question = Question { most, word };
         let answer = self.exchange(ledger, self.report, Some(question), GRACE);
         let Decision { lease, withheld } = answer?;

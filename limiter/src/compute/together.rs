@@ -82,6 +82,11 @@ impl Set {
         if self.asks(soon) { STUCK_SOON_NS } else { STUCK_NS }
     }
 
+    /// Whether one of the devices is held: only that can call others.
+    pub(super) fn is_held(&self) -> bool {
+        self.asks(|_, page| page.holders.load(Relaxed) > 0)
+    }
+
     /// Whether work on another device stands still and may wait for this one's.
     pub(super) fn is_called(&self, now: u64) -> bool {
         self.asks(|own, page| own.is_called(page, now))
