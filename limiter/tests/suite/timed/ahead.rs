@@ -1,14 +1,21 @@
 //! How far a program may launch ahead of the device, with its gate on the thread.
 
 use crate::common::{Busy, COMPUTE_LIMIT, Stage, built, first_device, is_near, outcome};
+use limits::env::GATES;
+use std::ffi::OsStr;
 use std::process::Command;
+
+fn limited(stage: &Stage, program: impl AsRef<OsStr>, percent: u32) -> Command {
+    let mut command = stage.limited(program);
+    command.env(COMPUTE_LIMIT, first_device(percent)).env(GATES, "thread");
+    command
+}
 
 /// Kernels completed under a limit, as a percentage of those that the device can do: within two points.
 #[track_caller]
 fn keeps_its_rate(kernel_us: u32, percent: u32) {
     let stage = Stage::new();
-    let mut command = stage.limited(built("tenant"));
-    command.env(COMPUTE_LIMIT, first_device(percent));
+    let mut command = limited(&stage, built("tenant"), percent);
     command.args(["dense", "--kernel-us", &kernel_us.to_string(), "--seconds", "4"]);
     let outcome = outcome(&mut command).silent();
     let part = outcome.percent(f64::from(kernel_us));
@@ -30,9 +37,7 @@ fn a_thread_that_is_away_for_a_while_keeps_its_rate() {
     let program = stage.compile("late.c", "late", &[]);
     let late = ["200", "60", "9", "3"];
     let native = outcome(stage.native(&program).args(late)).silent().value("permille");
-    let mut command = stage.limited(&program);
-    let limited = outcome(command.args(late).env(COMPUTE_LIMIT, first_device(100)));
-    let limited = limited.silent();
+    let limited = outcome(limited(&stage, &program, 100).args(late)).silent();
     let (permille, busy) = (limited.value("permille"), limited.busy);
     println!("{permille} of {native} thousandths, {busy:?}");
     let least = busy.least(native as f64, native as f64 * 0.03);
@@ -52,14 +57,10 @@ fn ahead(command: &mut Command) -> (f64, f64, Busy) {
 
 #[test]
 fn as_much_may_be_outstanding_as_the_lease_has_left() {
-    let limited = |percent| {
-        let stage = Stage::new();
-        let mut command = stage.limited(built("tenant"));
-        ahead(command.env(COMPUTE_LIMIT, first_device(percent)))
-    };
-    let (half, most, busy) = limited(100);
+    let of = |percent| ahead(&mut limited(&Stage::new(), built("tenant"), percent));
+    let (half, most, busy) = of(100);
     let least = busy.least(10.0, 0.0);
     assert!(half >= least && most <= 40.0, "{half} ms, at most {most} ms, {busy:?}");
-    let (_, most, _) = limited(50);
+    let (_, most, _) = of(50);
     assert!(most <= 40.0, "at most {most} ms");
 }
