@@ -635,7 +635,7 @@ else
         tier other 120 other_tier
     fi
     if [ "$mode" = all ]; then
-        tier threads 390 threads_tier
+        tier threads 450 threads_tier
         tier gum 300 on_simulated_gum
         tier reach 480 reach_tier
         tier packages 200 packages_tier
