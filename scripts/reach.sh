@@ -187,20 +187,19 @@ timed_through_the_engine='test(/(^|::)timed::(compute|copies|in_stream|odd_launc
 # They run over the second engine, with a gum that is simulated. They take a limiter with it for the one that is built,
 # and the other parts as they are.
 on_simulated_gum() {
-    local folder="$PWD/$target/simulated-gum" before=$failed part
-    [[ $target != /* ]] || folder="$target/simulated-gum"
-    check 'limiter with a simulated gum: build' env CARGO_TARGET_DIR="$folder" \
+    local parts="$engine_builds/simulated-gum" before=$failed part
+    check 'limiter with a simulated gum: build' env CARGO_TARGET_DIR="$engine_builds" \
         cargo build --locked -p cuda-limiter --features simulated-gum
     [ "$failed" -eq "$before" ] || return 0
-    mkdir -p "$folder/parts"
+    mkdir -p "$parts"
     for part in sluice hypervisor tenant fake-nvidia-smi libfake_cuda.so libfake_nvml.so; do
         # Not links: `sluice` looks for the others beside itself.
-        cp -f "$target/debug/$part" "$folder/parts"
+        cp -f "$target/debug/$part" "$parts"
     done
-    cp -f "$folder/debug/libcuda_limiter.so" "$folder/parts"
-    SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum' nextest -E \
+    cp -f "$engine_builds/debug/libcuda_limiter.so" "$parts"
+    SLUICE_TEST_PARTS="$parts" tests_and_again 'limiter with a simulated gum' nextest -E \
         "$through_the_engine - test(/(^|::)timed::/) + (package(sluice) & test(/::($processes_of_sluice)$/))"
-    SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
+    SLUICE_TEST_PARTS="$parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
         "$through_the_engine & $timed_through_the_engine" --test-threads 4
     if get_libclang && command -v python3 >/dev/null && cargo fetch --locked >/dev/null 2>&1; then
         check 'frida engine: a devkit that the build fetches' fetched_devkit
@@ -274,6 +273,7 @@ not_emulated='a_program_that_may_have_no_writable_code|exec_keeps_the_limiter|se
 on_aarch64() {
     local folder="$PWD/$target/emulated" log
     [[ $target != /* ]] || folder="$target/emulated"
+    too_late 'aarch64' && return
     log=$(mktemp)
     if ! scripts/build-release.sh --arch aarch64 --profile emulated >"$log" 2>&1; then
         tail -5 "$log"

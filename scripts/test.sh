@@ -8,13 +8,14 @@ exec </dev/null
 
 usage() {
     cat <<'END'
-Usage: scripts/test.sh [--quick | --all | --tier TIER...] [NAME...]
+Usage: scripts/test.sh [--quick | --all | --tier TIER...] [--within SECONDS] [NAME...]
 
   --quick   what to run after each change: lints, and the tests that measure no time
   (nothing) every check and every test
   --all     the same with more random cases, and the suites that take long
   --tier TIER  only this tier of --all; may be given several times: lints, tests, timed, other, threads, gum, reach,
             packages, cluster, engines
+  --within SECONDS  begins no further check after that time; each that is left out is skipped, by name
   NAME      only the tests whose names contain one of these words, however long they take:
                 scripts/test.sh timed::compute one_of_two_devices
 
@@ -27,6 +28,7 @@ END
 mode=default
 names=()
 tiers=()
+within=''
 while [ $# -gt 0 ]; do
     argument=$1
     shift
@@ -44,6 +46,14 @@ while [ $# -gt 0 ]; do
         mode=all
         shift
         ;;
+    --within)
+        within=${1:-}
+        [[ $within =~ ^[1-9][0-9]*$ ]] || {
+            usage >&2
+            exit 2
+        }
+        shift
+        ;;
     -h | --help)
         usage
         exit
@@ -58,6 +68,9 @@ done
 
 require_build_tools
 target="${CARGO_TARGET_DIR:-target}"
+# Builds of the limiter over the second engine: apart, since a library has one name whatever its engine.
+engine_builds="$PWD/$target/engine-builds"
+[[ $target != /* ]] || engine_builds="$target/engine-builds"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0
@@ -94,14 +107,26 @@ run() {
     return "$status"
 }
 
+# too_late NAME: says that it is left out, where the time is over.
+too_late() {
+    [ -n "$within" ] && [ "$SECONDS" -ge "$within" ] || return 1
+    skip "$1" "the $within s that this run was given are over"
+}
+
 # A check counts as one.
 check() {
+    too_late "$1" && return
     if run "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
 # A test run counts as its tests; one that fails without a failed test (it did not compile), or in which
 # no test ran, counts as one that failed.
 tests() {
+    too_late "$1" && return
+    tests_at_any_time "$@"
+}
+
+tests_at_any_time() {
     local status=0 now_passed now_failed name
     rm -f "$unable"
     run "$@" || status=$?
@@ -143,19 +168,22 @@ most_alone=10
 tests_and_again() {
     local name=$1 failed_before=$failed expression='' program test
     local -a first=()
-    tests "$@"
+    too_late "$name" && return
+    tests_at_any_time "$@"
     mapfile -t first < <(failing)
     if [ "${#first[@]}" -eq 0 ] || [ "${#first[@]}" -gt "$most_alone" ] ||
         [ "$((failed - failed_before))" -ne "${#first[@]}" ]; then
         return
     fi
+    # They stay failed then.
+    too_late "$name: those that failed, one at a time" && return
     failed=$failed_before
     unset 'failures[-1]'
     for test in "${first[@]}"; do
         read -r program test <<<"$test"
         expression+="${expression:+ + }(binary_id(=$program) & test(=$test))"
     done
-    tests "$name: those that failed, one at a time" nextest -E "$expression" --test-threads 1
+    tests_at_any_time "$name: those that failed, one at a time" nextest -E "$expression" --test-threads 1
     while read -r test; do
         flaky+=("${test#* }")
     done < <(printf '%s\n' "${first[@]}" | grep -vxFf <(failing))
@@ -189,6 +217,7 @@ wanted() {
 tier() {
     local start=$SECONDS
     wanted "$1" || return 0
+    too_late "the tier '$1'" && return
     "$3"
     times+=("$1 $((SECONDS - start)) $2")
 }
@@ -349,7 +378,7 @@ incomplete_devkit() {
     local folder status=0
     folder=$(mktemp -d)
     ar rc "$folder/libfrida-gum.a"
-    if DOCS_RS=1 FRIDA_GUM_DEVKIT="$folder" CARGO_TARGET_DIR="$target/frida" \
+    if DOCS_RS=1 FRIDA_GUM_DEVKIT="$folder" CARGO_TARGET_DIR="$engine_builds" \
         cargo build --locked -p cuda-limiter --features frida >"$folder/said" 2>&1; then
         echo 'libcuda_limiter.so was linked with a devkit that has no functions'
         status=1
@@ -381,8 +410,8 @@ fetched_devkit() {
         sleep 0.1
     done
     # Fetched each time.
-    CARGO_TARGET_DIR="$target/frida" cargo clean -q -p frida-gum-sys 2>/dev/null || true
-    if FRIDA_DOWNLOAD_CDN="http://127.0.0.1:${port#port }" CARGO_TARGET_DIR="$target/frida" \
+    CARGO_TARGET_DIR="$engine_builds" cargo clean -q -p frida-gum-sys 2>/dev/null || true
+    if FRIDA_DOWNLOAD_CDN="http://127.0.0.1:${port#port }" CARGO_TARGET_DIR="$engine_builds" \
         cargo build --locked -p cuda-limiter --features frida-download >"$folder/said" 2>&1; then
         echo 'libcuda_limiter.so was linked with a devkit that has no functions'
         status=1
@@ -399,15 +428,15 @@ fetched_devkit() {
 # The second engine itself: the suite of every engine, and the limiter's tests over it.
 frida_tests() {
     local header="-I$FRIDA_GUM_DEVKIT"
-    tests 'frida engine: suite of every engine' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+    tests 'frida engine: suite of every engine' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$engine_builds" \
         cargo nextest run --color never --locked --no-fail-fast -p hook --features frida
-    check 'frida engine: build' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+    check 'frida engine: build' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$engine_builds" \
         cargo build --locked --workspace --features cuda-limiter/frida
-    tests 'frida engine: limiter' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+    tests 'frida engine: limiter' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$engine_builds" \
         cargo nextest run --color never --locked --no-fail-fast -p cuda-limiter --features cuda-limiter/frida \
         -E 'not test(/(^|::)timed::/)'
     tests 'frida engine: limiter, tests that measure time' env BINDGEN_EXTRA_CLANG_ARGS="$header" \
-        CARGO_TARGET_DIR="$target/frida" \
+        CARGO_TARGET_DIR="$engine_builds" \
         cargo nextest run --color never --locked --no-fail-fast -p cuda-limiter --features cuda-limiter/frida \
         -E 'test(/(^|::)timed::/)' --test-threads 4
 }
@@ -502,10 +531,13 @@ timed_tier() {
     tests_and_again 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
 }
 
-# The limiter's behaviour, the other way: work waits on its thread instead of in its stream.
+# The limiter's behaviour, the other way: work waits on its thread instead of in its stream. Of the tests that take longest,
+# those of several devices and of programs that end, some.
 threads_tier() {
+    local all='compute|copies|daemon|grids|kills|live|odd_launches|held|liars|threads'
+    local some='gangs::(ranks|so_has|jobs_on|a_job|a_rank)|deaths::(forked|fifty|under)'
     SLUICE_GATES=thread tests_and_again 'tests with gates on threads' nextest -E \
-        'package(cuda-limiter) & test(/timed::(compute|copies|daemon|gangs|grids|kills|live|odd_launches|deaths|held|liars|threads)::/)' --test-threads 4
+        "package(cuda-limiter) & test(/timed::(($all)::|$some)/)" --test-threads 4
 }
 
 other_tier() {
@@ -635,7 +667,7 @@ else
         tier other 120 other_tier
     fi
     if [ "$mode" = all ]; then
-        tier threads 450 threads_tier
+        tier threads 330 threads_tier
         tier gum 300 on_simulated_gum
         tier reach 480 reach_tier
         tier packages 200 packages_tier

@@ -68,10 +68,10 @@ impl Account {
             && daemon.is_there()
             && self.ledger.is_scheduled()
         {
-            if let Some(lease) = begin_called(self.gate) {
+            let set = self.gate.collectives().set();
+            if let Some(lease) = set.and_then(begin_called) {
                 return Some(lease);
             }
-            let set = self.gate.collectives().set();
             let may_be_called = set.is_some_and(Set::is_held);
             let answer = daemon.ask(self.ledger, self.gate.stream_gate(), may_be_called);
             if !matches!(answer, Ok(Some(_))) {
@@ -130,7 +130,7 @@ impl Account {
             if page.is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
                 ledger.reap();
             }
-            if let Some(lease) = begin_called(self.gate) {
+            if let Some(lease) = set.and_then(begin_called) {
                 return Some(lease);
             }
             let now = clock::now();
@@ -301,8 +301,7 @@ fn wait_for_bell(page: Option<&PageLayout>, bell: u32, ns: u64) {
 }
 
 /// A lease for what work on another device waits for, if it does.
-fn begin_called(gate: &Gate) -> Option<Lease> {
-    let set = gate.collectives().set()?;
+fn begin_called(set: &Set) -> Option<Lease> {
     let now = clock::now();
     if !set.is_called(now) {
         return None;
