@@ -1,5 +1,5 @@
 /* Allocates and frees at random, always close to its limit, for so many milliseconds and in so many
- * threads:
+ * threads; on a slow machine for longer, until it has met its limit some times:
  *   full linear|pool|expand|graph MS THREADS
  *   full code MS THREADS       and uses kernels meanwhile whose code is large
  * Says how much it had at most, how often it was refused, and how often a refused allocation fitted when a
@@ -9,12 +9,13 @@
 
 #define HELD 4096
 #define IMAGES 48
+#define ENOUGH 5
 
 static struct driver d;
 static CUcontext context;
 static int (*alloc_async)(CUdeviceptr *, size_t, CUstream), (*free_async)(CUdeviceptr, CUstream);
 static const char *kind;
-static double until;
+static double until, at_most;
 static CUmodule images[IMAGES];
 static size_t refused, fitted, used_images;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -89,10 +90,20 @@ static void load(CUmodule *module, size_t bytes) {
     free(image);
 }
 
+static int goes_on(void) {
+    double at = now();
+    if (at < until || at > at_most)
+        return at < until;
+    pthread_mutex_lock(&lock);
+    int more = refused < ENOUGH || (!strcmp(kind, "code") && used_images < IMAGES);
+    pthread_mutex_unlock(&lock);
+    return more;
+}
+
 static void *churn(void *argument) {
     struct part *part = argument;
     ok(d.ctx_set(context));
-    while (now() < until) {
+    while (goes_on()) {
         unsigned chance = any(part, 100);
         if (chance < 58 && part->count < HELD) {
             size_t bytes = any(part, 3) ? (1 + any(part, 24)) * MIB / 2 : (1 + any(part, 96)) * MIB;
@@ -147,6 +158,7 @@ int main(int argc, char **argv) {
     /* Others of the session are to have their contexts as well. */
     usleep(500000);
     until = now() + atoi(argv[2]) / 1000.0;
+    at_most = until + 30;
     struct part parts[8] = {0};
     pthread_t running[8];
     for (int i = 0; i < threads; i++) {
