@@ -48,24 +48,16 @@ static void contexts(void) {
     ok(d.ctx_destroy(other));
 }
 
-/* Whether the calls make something that is lost with a thread that ends where they return. */
-static const struct kind {
-    void (*calls)(void);
-    int make;
-} KINDS[] = {{launches, 0},
-             {copies, 0},
-             {waits, 0},
-             {allocates, 1},
-             {contexts, 1}};
+static void (*const KINDS[])(void) = {launches, copies, waits, allocates, contexts};
 #define COUNT (sizeof KINDS / sizeof *KINDS)
 #define ROUNDS 21
 
 static volatile int ready;
 
-/* What a thread does, whether it is cancelled before, and whether that may end it at any instruction. */
+/* What a thread does, and whether it is cancelled before. */
 struct plan {
-    const struct kind *kind;
-    int before, asynchronous;
+    void (*calls)(void);
+    int before;
 };
 
 static void *thread(void *given) {
@@ -81,10 +73,7 @@ static void *thread(void *given) {
         pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &old);
     }
     do {
-        if (plan->asynchronous)
-            pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &old);
-        plan->kind->calls();
-        pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &old);
+        plan->calls();
         pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &old);
         if (old != PTHREAD_CANCEL_ENABLE)
             exit(94);
@@ -106,28 +95,25 @@ static int is_cancelled(const struct plan *plan, useconds_t after) {
     ready = 2;
     if (pthread_join(id, &result))
         exit(92);
-    /* glibc forgets the result where the state that is put back is one of asynchronous cancellation. */
-    return plan->asynchronous || result == PTHREAD_CANCELED;
+    return result == PTHREAD_CANCELED;
 }
 
-int main(int count, char **arguments) {
-    struct plan plan = {.asynchronous = count > 1 && !strcmp(arguments[1], "asynchronous")};
+int main(void) {
+    struct plan plan;
     int tried = 0, cancelled = 0;
     d = driver_of(library = open_driver(RTLD_NOW));
     context = start_driver(&d);
     kernel = spin_kernel(&d);
     ok(d.mem_alloc(&data, MIB));
     for (size_t n = 0; n < COUNT; n++) {
-        plan.kind = &KINDS[n];
-        if (plan.asynchronous && plan.kind->make)
-            continue;
-        plan.before = !plan.asynchronous;
+        plan.calls = KINDS[n];
+        plan.before = 1;
         for (int round = 0; round < ROUNDS; round++, tried++) {
             cancelled += is_cancelled(&plan, round * 700);
             plan.before = 0;
         }
         ok(d.ctx_set(context));
-        KINDS[n].calls();
+        KINDS[n]();
     }
     ok(d.ctx_synchronize());
     /* The C library sends each thread a signal for this, and waits until all have answered. */

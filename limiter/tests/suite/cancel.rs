@@ -1,29 +1,21 @@
 //! Threads that are cancelled in the middle of the driver's functions end, and the program goes on.
 
-use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, Stage, first_device, outcome};
+use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, first_device, outcome};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// The program `cancel` under limits of memory and of time.
-fn cancelled(arguments: &[&str]) -> Outcome {
+/// At closed gates, in reconciliations, in waiting calls: the limiter's work there has cancellation points.
+///
+/// Threads that may be cancelled at any instruction are below, with a driver that can be left at any: in the simulated one
+/// that ends the process, also without the limiter.
+#[test]
+fn threads_cancelled_in_limited_calls() {
     let stage = Stage::new();
     let program = stage.compile("cancel.c", "cancel", &[]);
     let mut command = stage.limited(&program);
     command.env(MEMORY_LIMIT, first_device("2GiB")).env(COMPUTE_LIMIT, first_device(25));
-    outcome(command.args(arguments)).silent()
-}
-
-/// At closed gates, in reconciliations, in waiting calls: the limiter's work there has cancellation points.
-#[test]
-fn threads_cancelled_in_limited_calls() {
-    let outcome = cancelled(&[]);
-    assert_eq!(outcome.value("cancelled"), outcome.value("tried"), "{outcome:#?}");
-}
-
-#[test]
-fn threads_that_may_be_cancelled_at_any_instruction() {
-    let outcome = cancelled(&["asynchronous"]);
+    let outcome = outcome(&mut command).silent();
     assert_eq!(outcome.value("cancelled"), outcome.value("tried"), "{outcome:#?}");
 }
 
