@@ -56,16 +56,6 @@ fn large_contexts_that_begin_together_are_never_more_than_fit() {
     }
 }
 
-#[test]
-fn who_dies_on_the_way_keeps_nobody() {
-    for _ in 0..5 {
-        let (seen, _) = begin(&Stage::new(), 60, 8 * MIB, 2 * GIB, &["kill"]);
-        assert_eq!((seen.value("made"), seen.value("refused")), (30, 0), "{}", seen.stderr);
-        // Who stays on the way is waited for for 4 s.
-        assert!(seen.value("ms") < 4000, "{}", seen.stdout);
-    }
-}
-
 /// Whoever keeps the others waiting does so for a bounded time.
 #[test]
 fn a_first_context_that_is_never_made_is_not_waited_for_without_end() {
@@ -78,4 +68,18 @@ fn a_first_context_that_is_never_made_is_not_waited_for_without_end() {
     let (seen, _) = begin(&stage, 20, 8 * MIB, 2 * GIB, &["lock", &path]);
     assert_eq!((seen.value("made"), seen.value("refused")), (20, 0), "{}", seen.stderr);
     assert!((4_000..30_000).contains(&seen.value("ms")), "{}", seen.stdout);
+}
+
+mod timed {
+    use super::*;
+
+    #[test]
+    fn who_dies_on_the_way_keeps_nobody() {
+        for _ in 0..5 {
+            let (seen, _) = begin(&Stage::new(), 60, 8 * MIB, 2 * GIB, &["kill"]);
+            assert_eq!((seen.value("made"), seen.value("refused")), (30, 0), "{}", seen.stderr);
+            // Who stays on the way is waited for for 4 s.
+            assert!(seen.value("ms") < 4000, "{}", seen.stdout);
+        }
+    }
 }
