@@ -10,8 +10,8 @@ use super::{InStream, USELESS};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{CuResult, Stream};
 
-/// What may be queued ahead of the device: estimated time of a lane, and entries of the driver's queue in all lanes.
-/// An H200 blocks the thread at 1,020 entries, and then every other thread, too.
+/// What may be queued ahead of the device in all lanes: estimated time, and entries of the driver's queue. An H200 blocks
+/// the thread at 1,020 entries, and then every other thread, too.
 const AHEAD_NS: u64 = 100_000_000;
 const MOST_ENTRIES: u64 = 900;
 /// The same in batches of all lanes: an H200 blocks the thread at the 57th that a default stream holds.
