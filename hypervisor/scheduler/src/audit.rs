@@ -32,8 +32,6 @@ const SLICING_PPM: u64 = 220_000;
 const SLICING_TIMES: u64 = 2;
 /// ... and for each unit that one uses which fills the device, in millionths.
 const SLICED_PPM: u64 = 400_000;
-/// What is beyond that counts this many times, until all that is missing counts.
-const BEYOND_TIMES: u64 = 3;
 /// What a holder with work queued gets at least of an equal slice, in millionths.
 const SLICE_PPM: u64 = 850_000;
 const WHOLE: u64 = 1_000_000;
@@ -336,9 +334,7 @@ fn taking_turns(
     // Where it says itself that it had work queued, the device was busy, with its work or others'.
     let busy = queued.max(claim.kept_ns).min(held);
     let evidence = Evidence::new(busy, said, sparse, Some(claim.said_ns));
-    let Evidence { unsaid_ns, slicing_ns, .. } = evidence;
-    let beyond = unsaid_ns.saturating_sub(slicing_ns).saturating_mul(BEYOND_TIMES);
-    let more_ns = claim.owed_ns(beyond.min(unsaid_ns.saturating_sub(evidence.error_ns())));
+    let more_ns = claim.owed_ns(evidence.unsaid_ns.saturating_sub(evidence.slicing_ns));
     (more_ns > 0).then_some(Finding {
         session,
         paid,
