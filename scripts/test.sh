@@ -69,8 +69,7 @@ done
 require_build_tools
 target="${CARGO_TARGET_DIR:-target}"
 # Builds of the limiter over the second engine: apart, since a library has one name whatever its engine.
-engine_builds="$PWD/$target/engine-builds"
-[[ $target != /* ]] || engine_builds="$target/engine-builds"
+engine_builds=$(realpath -m "$target/engine-builds")
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0
