@@ -242,7 +242,7 @@ crates_and_their_licences() {
 oldest_versions() {
     local status=0
     too_late 'the oldest versions of crates that are allowed' && return
-    run 'the oldest versions of crates that are allowed' scripts/minimal-versions.sh || status=$?
+    run 'the oldest versions of crates that are allowed' cargo run -q --locked -p xtask -- minimal-versions || status=$?
     case $status in
     0) passed=$((passed + 1)) ;;
     3)

@@ -1,0 +1,38 @@
+//! Running other programs.
+
+use std::io;
+use std::process::{Command, ExitStatus};
+
+/// Why a program did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// It did not start.
+    #[error("{program} did not start: {source}")]
+    Start {
+        /// Its name.
+        program: String,
+        /// The reason.
+        source: io::Error,
+    },
+    /// It failed.
+    #[error("{program} ended with {status}")]
+    Status {
+        /// Its name.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+}
+
+/// Runs a program. Its output goes to the same place as this program's.
+///
+/// # Errors
+/// It did not start, or ended with another status than 0.
+pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    match command.status() {
+        Err(source) => Err(Failure::Start { program, source }),
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Status { program, status }),
+    }
+}
