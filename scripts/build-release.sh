@@ -159,7 +159,7 @@ for package in "${packages[@]}"; do
         ;;
     esac
     mv -f "$draft" "$shipped/$file"
-    scripts/symbol-versions.sh "$oldest" "$shipped/$file"
+    cargo xtask symbol-versions "$oldest" "$shipped/$file"
 done
 for library in ${anywhere[@]+"${anywhere[@]}"}; do
     exported=$(readelf --wide --dyn-syms "$library" | awk '$7 ~ /^[0-9]+$/ { print $8 }')

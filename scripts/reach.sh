@@ -32,8 +32,8 @@ get_driver() {
 driver_is_patched() {
     local folder=$1 version=$2 has lacks work status=0
     local lacking="examples/fake-gpu/node/drivers/${version%%.*}.txt"
-    scripts/find-new-symbols.sh "$folder"/lib{cuda,nvidia-ml}.so.1 || status=1
-    scripts/find-new-symbols.sh --lacking "$folder"/lib{cuda,nvidia-ml}.so.1 | diff - "$lacking" || status=1
+    cargo xtask find-new-symbols "$folder"/lib{cuda,nvidia-ml}.so.1 || status=1
+    cargo xtask find-new-symbols --lacking "$folder"/lib{cuda,nvidia-ml}.so.1 | diff - "$lacking" || status=1
     work=$(mktemp -d)
     cat >"$work/loads.c" <<'END'
 #include <dlfcn.h>
@@ -77,44 +77,6 @@ on_drivers() {
             skip "driver $version" "it is not to be had here; it is in Debian's $suite, non-free: ${packages[*]}"
         fi
     done
-}
-
-# A library that needs symbols of versions that we make up is told from one that does not.
-symbol_versions_are_read() {
-    local folder shown status=0
-    folder=$(mktemp -d)
-    (
-        cd "$folder"
-        printf 'int first(void){return 1;}int second(void){return 2;}int own(void){return 3;}\n' >libc.c
-        printf 'GLIBC_2.9 { global: first; };\nGLIBC_2.99 { global: second; };\nGLIBC_PRIVATE { global: own; };\n' >libc.map
-        cc -shared -fPIC -nostdlib -Wl,-soname,libc.so.6 -Wl,--version-script=libc.map -o libc.so libc.c
-        printf 'int first(void);int uses(void){return first();}\n' >old.c
-        printf 'int first(void);int second(void);int uses(void){return first()+second();}\n' >new.c
-        printf 'int own(void);int uses(void){return own();}\n' >private.c
-        for name in old new private; do cc -shared -fPIC -nostdlib -o "$name.so" "$name.c" libc.so; done
-    ) || return 1
-    # expect STATUS OUTPUT ARGUMENT...
-    expect() {
-        local wanted=$1 output=$2 found=0
-        shift 2
-        shown=$(scripts/symbol-versions.sh "$@" 2>&1) || found=$?
-        [ "$found" = "$wanted" ] && [ "$shown" = "$output" ] && return
-        printf '%s: status %s and "%s" instead of %s and "%s"\n' "$*" "$found" "$shown" "$wanted" "$output"
-        status=1
-    }
-    expect 0 '' 2.17 "$folder/old.so"
-    expect 0 '' 2.99 "$folder/old.so" "$folder/new.so"
-    expect 1 "$folder/new.so: GLIBC_2.99" 2.17 "$folder/old.so" "$folder/new.so"
-    expect 1 "$folder/old.so: GLIBC_2.9" 2.8 "$folder/old.so"
-    expect 1 "$folder/private.so: GLIBC_PRIVATE" 2.17 "$folder/private.so"
-    expect 1 "$folder/old.so: not in musl: first" --musl "$folder/private.so" 2.17 "$folder/old.so"
-    expect 0 '' --musl "$folder/libc.so" 2.17 "$folder/old.so"
-    expect 2 "symbol-versions.sh: 'old' is not a version as in 2.17" old "$folder/old.so"
-    expect 2 "symbol-versions.sh: $folder/none.so cannot be read" 2.17 "$folder/none.so"
-    scripts/symbol-versions.sh 2.17 "$folder/old.c" >/dev/null 2>&1 && status=1
-    unset -f expect
-    rm -rf "$folder"
-    return "$status"
 }
 
 # The linker comes from PyPI.
@@ -225,7 +187,7 @@ musl=/lib/x86_64-linux-musl/libc.so
 # Programs on musl start with each library preloaded, and see nothing of it; so does what they start.
 on_musl() {
     local folder status=0 library shown
-    scripts/symbol-versions.sh --musl "$musl" 2.17 "$shipped"/lib{cuda_limiter,add_path}.so || return 1
+    cargo xtask symbol-versions --musl "$musl" 2.17 "$shipped"/lib{cuda_limiter,add_path}.so || return 1
     folder=$(mktemp -d)
     cat >"$folder/program.c" <<'END'
 #include <stdio.h>

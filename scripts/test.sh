@@ -546,8 +546,7 @@ threads_tier() {
 other_tier() {
     tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
     check 'exported names' exports_nothing_of_the_driver
-    check 'symbol versions are read' symbol_versions_are_read
-    check 'symbol lists' scripts/find-new-symbols.sh --check-lists
+    check 'symbol lists' cargo xtask find-new-symbols --check-lists
     check 'private tables are told' scripts/export-tables.sh --check
     if get_libclang; then
         check 'frida engine: hook' env DOCS_RS=1 \

@@ -1,8 +1,8 @@
-//! The project's own checks and builds, behind `scripts/test.sh`.
+//! The project's own checks and builds: `cargo xtask`.
 #![forbid(unsafe_code)]
 
-mod minimal_versions;
 mod process;
+mod tools;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -21,20 +21,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Compile with the oldest crates that the manifests allow (exit status 3: the registry cannot be reached)
-    MinimalVersions,
+    #[command(flatten)]
+    Tool(tools::Tool),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match arguments.command {
-        Task::MinimalVersions => match minimal_versions::check(&arguments.target) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("xtask minimal-versions: {error}");
-                let unknown = matches!(error, minimal_versions::Error::Registry(_));
-                ExitCode::from(if unknown { 3 } else { 1 })
-            }
-        },
+        Task::Tool(tool) => tool.run(&arguments.target),
     }
 }

@@ -1,7 +1,7 @@
 //! Running other programs.
 
 use std::io;
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// Why a program did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -34,5 +34,28 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
         Err(source) => Err(Failure::Start { program, source }),
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(Failure::Status { program, status }),
+    }
+}
+
+/// A program with arguments: the words of a line without quotes.
+pub(crate) fn command(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+/// Runs a program and returns what it printed, without the newline at its end.
+///
+/// # Errors
+/// It did not start, or ended with another status than 0.
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    match command.stderr(Stdio::inherit()).output() {
+        Err(source) => Err(Failure::Start { program, source }),
+        Ok(output) if output.status.success() => {
+            Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+        }
+        Ok(output) => Err(Failure::Status { program, status: output.status }),
     }
 }

@@ -1,6 +1,6 @@
 //! Older drivers: their versions, and which functions they lack.
 //!
-//! The lists are those of `scripts/find-new-symbols.sh --lacking`, over the drivers that docs/compatibility.md names.
+//! The lists are those of `cargo xtask find-new-symbols --lacking`, over the drivers that docs/compatibility.md names.
 
 use crate::config::ConfigError;
 use std::collections::HashSet;

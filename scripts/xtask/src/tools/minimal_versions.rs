@@ -1,26 +1,10 @@
 //! `xtask minimal-versions`: whether the workspace compiles with the oldest versions of crates that its manifests allow.
 
-use crate::process::{self, Failure};
+use super::Error;
+use crate::process;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-
-/// How it went.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// The registry cannot be reached, so nothing is known.
-    #[error("the registry cannot be reached: {0}")]
-    Registry(String),
-    /// No such versions fit together.
-    #[error("no oldest versions fit together: {0}")]
-    NoVersions(String),
-    /// It does not compile, or a program failed.
-    #[error(transparent)]
-    Failed(#[from] Failure),
-    /// Its folder cannot be written.
-    #[error("{0}")]
-    Folder(#[from] std::io::Error),
-}
 
 /// Checks a copy of the files that git knows, in `target/minimal`: Cargo.lock stays as it is. The option of cargo is
 /// not stable; `RUSTC_BOOTSTRAP` makes a stable cargo take it.
@@ -28,7 +12,7 @@ pub(crate) enum Error {
 /// # Errors
 /// It does not compile, or that could not be found out.
 pub(crate) fn check(target: &Path) -> Result<(), Error> {
-    let own = std::path::absolute(target)?.join("minimal");
+    let own = target.join("minimal");
     let tree = own.join("tree");
     let _ = fs::remove_dir_all(&tree);
     fs::create_dir_all(&tree)?;
@@ -53,7 +37,11 @@ pub(crate) fn check(target: &Path) -> Result<(), Error> {
     if !update.status.success() {
         let said = String::from_utf8_lossy(&update.stderr).into_owned();
         let no_versions = said.contains("failed to select a version");
-        return Err(if no_versions { Error::NoVersions(said) } else { Error::Registry(said) });
+        return Err(if no_versions {
+            Error::Wrong(format!("no oldest versions fit together: {said}"))
+        } else {
+            Error::Registry(said)
+        });
     }
     process::run(cargo().args(["fetch", "--locked"]))
         .map_err(|failure| Error::Registry(failure.to_string()))?;
