@@ -61,7 +61,7 @@ get_containerd() {
     [ ! -x "$containerd/usr/bin/containerd" ] || [ ! -x "$containerd/usr/bin/runc" ] || return 0
     get_runc || return 1
     runc=$(PATH="$target/tools/runc/usr/sbin:/usr/sbin:$PATH" command -v runc) || return 1
-    scripts/debian-package.sh trixie "$(dpkg --print-architecture)" "$tools" containerd >/dev/null 2>&1 || return 1
+    cargo xtask debian-package trixie "$(dpkg --print-architecture)" "$tools" containerd >/dev/null 2>&1 || return 1
     cp "$runc" "$containerd/usr/bin" && "$containerd/usr/bin/containerd" --version >/dev/null
 }
 

@@ -9,9 +9,9 @@ Usage: scripts/emulate.sh PARTS FOLDER
 
 Fetches an emulator of aarch64 and a glibc for it from Debian, and makes FOLDER:
   emulated  has a program of aarch64 start in the emulator: emulated PROGRAM
-  parts/    PARTS (made by scripts/build-release.sh --arch aarch64), whose programs start in the emulator
+  parts/    PARTS (made by cargo xtask build-release --arch aarch64), whose programs start in the emulator
   cc        a C compiler whose programs do so; for the tests
-Needs apt-get and dpkg-deb, and the tools of scripts/build-release.sh.
+Needs apt-get and dpkg-deb, and the tools of cargo xtask build-release.
 END
 }
 
@@ -27,9 +27,9 @@ zig=("$tools/python3" -m ziglang)
 
 # Before version 8 the emulator does not notice all code that is written.
 qemu="$folder/host/root/usr/bin/qemu-aarch64"
-[ -x "$qemu" ] || scripts/debian-package.sh trixie "$(dpkg --print-architecture)" "$folder/host" qemu-user
+[ -x "$qemu" ] || cargo xtask debian-package trixie "$(dpkg --print-architecture)" "$folder/host" qemu-user
 glibc="$folder/guest/root/lib"
-[ -e "$glibc/ld-linux-aarch64.so.1" ] || scripts/debian-package.sh bookworm arm64 "$folder/guest" libc6 libgcc-s1
+[ -e "$glibc/ld-linux-aarch64.so.1" ] || cargo xtask debian-package bookworm arm64 "$folder/guest" libc6 libgcc-s1
 
 # A program of this machine that starts the emulator. It is linked statically, so that what is preloaded is for the
 # emulated program only. Addresses of the emulator's own are kept away from the program's (-R): what it maps is not in

@@ -83,7 +83,7 @@ def main(root, image, architecture, name, epoch, *labels):
                 "StopSignal": "SIGTERM",
             },
             "rootfs": {"type": "layers", "diff_ids": [digest(plain)]},
-            "history": [{"created": created, "created_by": "scripts/package.sh"}],
+            "history": [{"created": created, "created_by": "cargo xtask package"}],
         }
     )
     descriptor = lambda kind, data: {"mediaType": kind, "digest": digest(data), "size": len(data)}

@@ -9,9 +9,9 @@ Usage: scripts/old-glibc.sh SUITE VERSION PARTS FOLDER
 Fetches the glibc of Debian's SUITE (bullseye has 2.31, trixie 2.41), or takes this machine's with SUITE
 "here", and makes FOLDER:
   root/    the package, unpacked; nothing is installed
-  parts/   PARTS (made by scripts/build-release.sh), whose programs run on that glibc
+  parts/   PARTS (made by cargo xtask build-release), whose programs run on that glibc
   cc       a C compiler whose programs do so; for the tests
-VERSION is what the glibc must be. Needs apt-get and dpkg-deb, and the tools of scripts/build-release.sh.
+VERSION is what the glibc must be. Needs apt-get and dpkg-deb, and the tools of cargo xtask build-release.
 END
 }
 
@@ -32,7 +32,7 @@ loader() {
 if [ "$suite" = here ]; then
     loader=$(realpath /lib64/ld-linux-x86-64.so.2)
 else
-    loader >/dev/null || scripts/debian-package.sh "$suite" amd64 "$folder" libc6
+    loader >/dev/null || cargo xtask debian-package "$suite" amd64 "$folder" libc6
     loader=$(loader)
 fi
 libraries=$(dirname "$loader")

@@ -1,4 +1,4 @@
-# Sourced by test.sh: checks of the packages that scripts/package.sh makes.
+# Sourced by test.sh: checks of the packages that `cargo xtask package` makes.
 # shellcheck shell=bash disable=SC2154 # variables and functions of test.sh
 
 packages="$target/packages"
@@ -9,7 +9,7 @@ get_packagers() {
     command -v dpkg-deb >/dev/null && command -v python3 >/dev/null || return 1
     command -v rpmbuild >/dev/null && command -v rpm2archive >/dev/null || apt_get rpm || return 1
     printf '%s== getting the tools of packages%s\n' "$bold" "$plain"
-    scripts/package.sh --tools >/dev/null 2>&1
+    cargo xtask package --tools >/dev/null 2>&1
 }
 
 # the_package PATTERN: the one file of that name.
@@ -256,10 +256,10 @@ oldest_versions() {
 packages_tier() {
     local before=$failed
     if ! get_packagers; then
-        skip 'packages' 'they need dpkg-deb, rpmbuild, python3 and PyPI; see scripts/package.sh'
+        skip 'packages' 'they need dpkg-deb, rpmbuild, python3 and PyPI; see cargo xtask package'
         return
     fi
-    check 'packages are made' scripts/package.sh
+    check 'packages are made' cargo xtask package
     [ "$failed" -eq "$before" ] || return 0
     check 'packages hold the same' packages_hold_the_same
     check 'archive: installed, run, removed' archive_installs

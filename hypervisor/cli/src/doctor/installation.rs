@@ -16,7 +16,7 @@ enum Installation {
     Script(PathBuf),
     /// An archive that is used where it was unpacked.
     Archive(PathBuf),
-    /// Cargo's folder, or one that `scripts/build-release.sh` made there.
+    /// Cargo's folder, or one that `cargo xtask build-release` made there.
     Build {
         shipped: bool,
     },
@@ -89,7 +89,7 @@ impl Installation {
                 told(folder).display()
             ),
             Self::Build { shipped: false } => "cargo build --release --workspace".to_owned(),
-            Self::Build { shipped: true } => "scripts/build-release.sh".to_owned(),
+            Self::Build { shipped: true } => "cargo xtask build-release".to_owned(),
             Self::Unknown(prefix) => format!(
                 "tar -xzf sluice-{VERSION}-{processor}.tar.gz && sudo sluice-{VERSION}-{processor}/install.sh --prefix {}",
                 told(prefix).display()
@@ -154,7 +154,7 @@ mod tests {
         );
         assert!(of(Installation::Archive(prefix())).ends_with(" -C /opt/it"));
         assert!(of(Installation::Unknown(prefix())).ends_with("install.sh --prefix /opt/it"));
-        assert_eq!(of(Installation::Build { shipped: true }), "scripts/build-release.sh");
+        assert_eq!(of(Installation::Build { shipped: true }), "cargo xtask build-release");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum InjectError {
     /// No program of the root would start.
     #[error(
         "{name} needs glibc {needed}, and the root has {found}: no program would start; install what \
-         scripts/build-release.sh builds, which needs 2.17"
+         cargo xtask build-release builds, which needs 2.17"
     )]
     TooOld {
         /// The library.
@@ -60,7 +60,7 @@ pub enum InjectError {
     /// No program of the root would start.
     #[error(
         "the root has musl, and {name} needs {library}: no program would start; install what \
-         scripts/build-release.sh builds, which musl can load"
+         cargo xtask build-release builds, which musl can load"
     )]
     NotForMusl {
         /// The library.

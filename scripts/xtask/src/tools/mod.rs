@@ -1,9 +1,12 @@
 //! The tools of the project, one module each.
 #![allow(clippy::print_stdout, reason = "the tools' answers")]
 
+mod build_release;
+mod debian;
 mod elf;
 mod minimal_versions;
 mod new_symbols;
+mod package;
 mod symbol_versions;
 
 use crate::process::Failure;
@@ -49,10 +52,16 @@ impl From<Error> for ExitCode {
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Tool {
+    /// Build what is shipped into target/shipped
+    BuildRelease(build_release::Arguments),
+    /// Unpack packages of Debian without installing them
+    DebianPackage(debian::Arguments),
     /// Compile with the oldest crates that the manifests allow (exit status 3: the registry cannot be reached)
     MinimalVersions,
     /// Print symbols of a driver that are in no list (exit status 1: there are some, or a list is wrong)
     FindNewSymbols(new_symbols::Arguments),
+    /// Make packages of what is shipped in target/packages
+    Package(package::Arguments),
     /// Check that programs and libraries start with an old glibc (exit status 1: one does not)
     SymbolVersions(symbol_versions::Arguments),
 }
@@ -72,10 +81,14 @@ impl Tool {
     }
 
     fn run_there(self, target: &Path) -> Result<(), Error> {
-        let target = std::path::absolute(target)?;
+        fs::create_dir_all(target)?;
+        let target = fs::canonicalize(target)?;
         match self {
+            Self::BuildRelease(arguments) => build_release::build(arguments, &target),
+            Self::DebianPackage(arguments) => debian::fetch(&arguments),
             Self::MinimalVersions => minimal_versions::check(&target),
             Self::FindNewSymbols(arguments) => new_symbols::find(arguments),
+            Self::Package(arguments) => package::make(&arguments, &target),
             Self::SymbolVersions(arguments) => symbol_versions::check(&arguments),
         }
     }

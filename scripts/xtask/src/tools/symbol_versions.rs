@@ -43,6 +43,15 @@ pub(crate) fn check(arguments: &Arguments) -> Result<(), Error> {
     if faults.is_empty() { Ok(()) } else { Err(Error::Found) }
 }
 
+/// Checks one file for a version of glibc.
+///
+/// # Errors
+/// It needs a newer one; the reasons are printed.
+pub(crate) fn needs_at_most(newest: &str, file: &Path) -> Result<(), Error> {
+    let newest = newest.parse().map_err(Error::Usage)?;
+    check(&Arguments { musl: None, newest, files: vec![file.to_owned()] })
+}
+
 fn of_file(file: &Path, newest: &Version, musl: Option<&Path>) -> Result<Vec<String>, Error> {
     let symbols = elf::symbols(file)?;
     let is_old = |version: &&String| {
