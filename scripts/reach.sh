@@ -113,7 +113,7 @@ get_old_allocators() {
 on_glibc() {
     local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='callers|loader|memory|processes|quiet|bus_errors|bad_input|preloads' own allocators=''
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
-    if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
+    if ! cargo xtask old-glibc "$suite" "$version" "$shipped" "$folder"; then
         skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"
         return
     fi
@@ -244,7 +244,7 @@ on_aarch64() {
         return
     fi
     rm -f "$log"
-    if ! scripts/emulate.sh "$target/shipped-aarch64" "$folder"; then
+    if ! cargo xtask emulate "$target/shipped-aarch64" "$folder"; then
         skip 'aarch64' "its emulator is not to be had here; it is Debian's package qemu-user"
         return
     fi

@@ -41,7 +41,7 @@ const LIMITER: &str = "libcuda_limiter.so";
 /// No child lives longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A folder with other builds of the parts, such as `scripts/old-glibc.sh` makes.
+/// A folder with other builds of the parts, such as `cargo xtask old-glibc` makes.
 const PARTS: &str = "SLUICE_TEST_PARTS";
 /// The C compiler.
 const COMPILER: &str = "SLUICE_TEST_CC";

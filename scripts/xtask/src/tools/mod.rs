@@ -4,6 +4,7 @@
 mod build_release;
 mod debian;
 mod elf;
+mod foreign;
 mod minimal_versions;
 mod new_symbols;
 mod package;
@@ -58,8 +59,12 @@ pub(crate) enum Tool {
     DebianPackage(debian::Arguments),
     /// Compile with the oldest crates that the manifests allow (exit status 3: the registry cannot be reached)
     MinimalVersions,
+    /// Make a folder in which programs of aarch64 run
+    Emulate(foreign::Emulate),
     /// Print symbols of a driver that are in no list (exit status 1: there are some, or a list is wrong)
     FindNewSymbols(new_symbols::Arguments),
+    /// Make a folder in which programs run on another glibc
+    OldGlibc(foreign::OldGlibc),
     /// Make packages of what is shipped in target/packages
     Package(package::Arguments),
     /// Check that programs and libraries start with an old glibc (exit status 1: one does not)
@@ -86,8 +91,10 @@ impl Tool {
         match self {
             Self::BuildRelease(arguments) => build_release::build(arguments, &target),
             Self::DebianPackage(arguments) => debian::fetch(&arguments),
+            Self::Emulate(arguments) => foreign::emulate(&arguments, &target),
             Self::MinimalVersions => minimal_versions::check(&target),
             Self::FindNewSymbols(arguments) => new_symbols::find(arguments),
+            Self::OldGlibc(arguments) => foreign::old_glibc(&arguments, &target),
             Self::Package(arguments) => package::make(&arguments, &target),
             Self::SymbolVersions(arguments) => symbol_versions::check(&arguments),
         }
