@@ -2,12 +2,15 @@
 #![allow(clippy::print_stdout, reason = "the tools' answers")]
 
 mod build_release;
+mod callgrind;
 mod debian;
 mod elf;
 mod foreign;
+mod fuzz;
 mod minimal_versions;
 mod new_symbols;
 mod package;
+mod pictures;
 mod symbol_versions;
 
 use crate::process::Failure;
@@ -55,6 +58,8 @@ impl From<Error> for ExitCode {
 pub(crate) enum Tool {
     /// Build what is shipped into target/shipped
     BuildRelease(build_release::Arguments),
+    /// Count the limiter's instructions for a call
+    Callgrind(callgrind::Arguments),
     /// Unpack packages of Debian without installing them
     DebianPackage(debian::Arguments),
     /// Compile with the oldest crates that the manifests allow (exit status 3: the registry cannot be reached)
@@ -63,10 +68,14 @@ pub(crate) enum Tool {
     Emulate(foreign::Emulate),
     /// Print symbols of a driver that are in no list (exit status 1: there are some, or a list is wrong)
     FindNewSymbols(new_symbols::Arguments),
+    /// Run a fuzz target
+    Fuzz(fuzz::Arguments),
     /// Make a folder in which programs run on another glibc
     OldGlibc(foreign::OldGlibc),
     /// Make packages of what is shipped in target/packages
     Package(package::Arguments),
+    /// Draw the pictures of the documents
+    Pictures(pictures::Arguments),
     /// Check that programs and libraries start with an old glibc (exit status 1: one does not)
     SymbolVersions(symbol_versions::Arguments),
 }
@@ -90,12 +99,15 @@ impl Tool {
         let target = fs::canonicalize(target)?;
         match self {
             Self::BuildRelease(arguments) => build_release::build(arguments, &target),
+            Self::Callgrind(arguments) => callgrind::count(&arguments, &target),
             Self::DebianPackage(arguments) => debian::fetch(&arguments),
             Self::Emulate(arguments) => foreign::emulate(&arguments, &target),
+            Self::Fuzz(arguments) => fuzz::run_target(&arguments),
             Self::MinimalVersions => minimal_versions::check(&target),
             Self::FindNewSymbols(arguments) => new_symbols::find(arguments),
             Self::OldGlibc(arguments) => foreign::old_glibc(&arguments, &target),
             Self::Package(arguments) => package::make(&arguments, &target),
+            Self::Pictures(arguments) => pictures::make(arguments, target),
             Self::SymbolVersions(arguments) => symbol_versions::check(&arguments),
         }
     }

@@ -1,4 +1,4 @@
-//! Any bytes of a client. Also a fuzz target: see `scripts/fuzz.sh`.
+//! Any bytes of a client. Also a fuzz target: see `cargo xtask fuzz`.
 
 use grpc_authority::Rewriter;
 

@@ -1,4 +1,4 @@
-//! Any bytes of a client: no crash, and the same however they are cut. See `scripts/fuzz.sh`.
+//! Any bytes of a client: no crash, and the same however they are cut. See `cargo xtask fuzz`.
 #![no_main]
 
 #[path = "../../../grpc-authority/tests/suite/hostile.rs"]
