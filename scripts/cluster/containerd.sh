@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The hook that keeps what images preload, under containerd and a real kubelet: containerd.sh PROGRAMS TOOLS PARTS FOLDER,
-# started by scripts/cluster.sh. TOOLS has containerd and runc. Prints what was seen, ends with 0 if all of it is right.
+# started by scripts/xtask. TOOLS has containerd and runc. Prints what was seen, ends with 0 if all of it is right.
 set -euo pipefail
 programs=$1 tools=$2 parts=$3 folder=$4
 mkdir -p "$folder"/{kubelet,containerd}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # An API server with RBAC, and the agent with just the service account of deploy/kubernetes: rights.sh PROGRAMS PARTS FOLDER,
-# started by scripts/cluster.sh. Prints what was seen, ends with 0 if all of it is right.
+# started by scripts/xtask. Prints what was seen, ends with 0 if all of it is right.
 set -euo pipefail
 programs=$1 parts=$2 folder=$3
 mkdir -p "$folder"

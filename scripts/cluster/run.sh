@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A cluster of one node in namespaces of its own: run.sh PROGRAMS PARTS FOLDER, started by scripts/cluster.sh. Prints what
+# A cluster of one node in namespaces of its own: run.sh PROGRAMS PARTS FOLDER, started by scripts/xtask. Prints what
 # was seen, ends with 0 if all of it is right. Every process ends with the namespace.
 set -euo pipefail
 programs=$1 parts=$2 folder=$3

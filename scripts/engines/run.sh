@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Containers of a real engine under the daemon of a node: run.sh docker|podman TOOLS PARTS FOLDER, started by
-# scripts/engines.sh in namespaces of its own. The lines are those of docs/operations.md, the Compose file is the one that
+# scripts/xtask in namespaces of its own. The lines are those of docs/operations.md, the Compose file is the one that
 # is shipped. Ends with 0 if all is as documented.
 set -euo pipefail
 engine=$1 tools=$2 parts=$3 folder=$4

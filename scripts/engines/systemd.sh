@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The units under systemd itself: systemd.sh TOOLS PARTS FOLDER, started by scripts/engines.sh in namespaces of its own.
+# The units under systemd itself: systemd.sh TOOLS PARTS FOLDER, started by scripts/xtask in namespaces of its own.
 # systemd is the first process of a container that has this machine's files under a layer of its own.
 set -euo pipefail
 tools=$1 parts=$2 folder=$3

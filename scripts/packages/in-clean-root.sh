@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run by ../packages.sh in a clean root: installs /test/sluice.deb, uses it, upgrades to /test/later.deb while
+# Run by xtask in a clean root: installs /test/sluice.deb, uses it, upgrades to /test/later.deb while
 # programs run, removes and purges; the same with the archive /test/sluice.tar.gz. Nothing may be left.
 set -euo pipefail
 

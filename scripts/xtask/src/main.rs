@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod process;
+mod test;
 mod tools;
 
 use clap::{Parser, Subcommand};
@@ -23,11 +24,21 @@ struct Arguments {
 enum Task {
     #[command(flatten)]
     Tool(tools::Tool),
+    /// Run the checks (also: scripts/test.sh)
+    Test(test::Options),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match arguments.command {
         Task::Tool(tool) => tool.run(&arguments.target),
+        Task::Test(options) => match test::run(&options, &arguments.target) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("xtask test: {error}");
+                ExitCode::from(2)
+            }
+        },
     }
 }

@@ -1,6 +1,7 @@
 //! Running other programs.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 /// Why a program did not do its work.
@@ -58,4 +59,24 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
         }
         Ok(output) => Err(Failure::Status { program, status: output.status }),
     }
+}
+
+/// The file of a program on `PATH`.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// What a program prints, without the last line feed; none if it fails.
+pub(crate) fn output_of(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+}
+
+/// The files of a folder.
+pub(crate) fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    files
 }
