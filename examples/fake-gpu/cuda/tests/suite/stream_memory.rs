@@ -424,11 +424,11 @@ fn a_launch_into_a_full_queue_waits_for_a_store() {
         let ((gate, address), on) = (word(), stream());
         gpu.launch(on, 1);
         ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+        let begin = Instant::now();
         let opener = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
             gate.store(1, SeqCst);
         });
-        let begin = Instant::now();
         for _ in 0..1100 {
             gpu.launch(on, 1);
         }
@@ -454,13 +454,13 @@ fn beside_a_held_stream(call: impl FnOnce(&Gpu, Ptr)) -> (bool, bool) {
         ok(cuStreamCreate(&mut made, 1));
         returned.store(1, SeqCst);
     });
+    let begin = Instant::now();
     let opener = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
         let early = returned.load(SeqCst) == 1;
         gate.store(1, SeqCst);
         early
     });
-    let begin = Instant::now();
     call(&gpu, free);
     let waited = begin.elapsed() >= Duration::from_millis(95);
     other.join().unwrap();
