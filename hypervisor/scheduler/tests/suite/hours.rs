@@ -85,7 +85,7 @@ impl Stay {
     }
 }
 
-/// One hour for each seed. `scripts/test.sh --quick` runs the first only.
+/// One hour for each seed. `scripts/test.sh` runs the first only, unless all are asked for.
 fn seeds(all: &[u64]) -> &[u64] {
     let only_first = std::env::var("SLUICE_TEST_HOURS").is_ok_and(|hours| hours == "first");
     if only_first { &all[..1] } else { all }

@@ -167,14 +167,12 @@ pub(crate) fn run(options: &Options, target: &Path) -> std::result::Result<bool,
     fs::create_dir_all(target.join("tmp"))?;
     let target = fs::canonicalize(target)?;
     let job = Job {
-        cases: if options.quick {
-            64
-        } else if options.all {
-            512
-        } else {
-            256
+        cases: match (options.all, options.ci) {
+            (true, _) => 512,
+            (_, true) => 256,
+            _ => 64,
         },
-        hours: if options.quick { "first" } else { "all" },
+        hours: if options.all || options.ci { "all" } else { "first" },
         log: File::options().create(true).append(true).open(target.join(LOG))?,
         target,
     };
