@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const MADE: &str = "packages are made";
-const INPUTS: [&str; 18] = [
+const INPUTS: [&str; 17] = [
     "Cargo.toml",
     "Cargo.lock",
     "rust-toolchain.toml",
@@ -17,8 +17,7 @@ const INPUTS: [&str; 18] = [
     "LICENSE",
     "deny.toml",
     "**/Cargo.toml",
-    "hypervisor/cli/src/setup",
-    "hypervisor/cli/src/inject",
+    "hypervisor/cli/src",
     "scripts/xtask/src/tools/package.rs",
     "scripts/packages",
     "scripts/install.sh",

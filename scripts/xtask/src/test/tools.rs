@@ -13,9 +13,9 @@ pub(super) fn succeeds(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Another task of this program.
+/// Another task of this program. The build replaces its file, so it is found by the name that it was started by.
 pub(super) fn tool(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
+    let mut command = Command::new(std::env::args_os().next().unwrap_or_else(|| "xtask".into()));
     command.arg(name);
     command
 }
