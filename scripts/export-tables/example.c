@@ -1,5 +1,5 @@
-/* A driver with private tables, and a program that asks for them, for export-tables.sh --check. Compiled three times: with
- * -DDRIVER -DCUDA and with -DDRIVER as libraries, and without either as the program. */
+/* A driver with private tables, and a program that asks for them, for the test of `cargo xtask export-tables`.
+ * Compiled three times: with -DDRIVER -DCUDA and with -DDRIVER as libraries, and without either as the program. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* Preloaded into a program: tells which private tables of functions it gets from libcuda and libnvidia-ml, which library
- * asks for each, what is in them, and which of these functions are called. See ../export-tables.sh.
+ * asks for each, what is in them, and which of these functions are called. See `cargo xtask export-tables`.
  *
  *   EXPORT_TABLES_OUT      a file that lines are added to; without it they go to the error output
  *   EXPORT_TABLES_PATCHED  a file with the names of functions that Sluice patches, one a line

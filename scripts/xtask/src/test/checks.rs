@@ -70,7 +70,6 @@ pub(super) fn table() -> Vec<Check> {
         }),
         check(Tier::Other, "exported names", exports_nothing_of_the_driver).needs(build),
         check(Tier::Other, "symbol lists", |job| job.run(tools::tool("find-new-symbols").arg("--check-lists"))),
-        check(Tier::Other, "private tables are told", |job| job.line("scripts/export-tables.sh --check")),
         check(Tier::Other, "the proof's statistics", |job| {
             job.line("python3 -m unittest discover -s scripts/gpu-proof")
         })

@@ -5,6 +5,7 @@ mod build_release;
 mod callgrind;
 mod debian;
 mod elf;
+mod export_tables;
 mod foreign;
 mod fuzz;
 mod minimal_versions;
@@ -66,6 +67,8 @@ pub(crate) enum Tool {
     MinimalVersions,
     /// Make a folder in which programs of aarch64 run
     Emulate(foreign::Emulate),
+    /// Tell the private tables of functions that programs get from the driver
+    ExportTables(export_tables::Arguments),
     /// Print symbols of a driver that are in no list (exit status 1: there are some, or a list is wrong)
     FindNewSymbols(new_symbols::Arguments),
     /// Run a fuzz target
@@ -102,6 +105,7 @@ impl Tool {
             Self::Callgrind(arguments) => callgrind::count(&arguments, &target),
             Self::DebianPackage(arguments) => debian::fetch(&arguments),
             Self::Emulate(arguments) => foreign::emulate(&arguments, &target),
+            Self::ExportTables(arguments) => export_tables::tell(&arguments),
             Self::Fuzz(arguments) => fuzz::run_target(&arguments),
             Self::MinimalVersions => minimal_versions::check(&target),
             Self::FindNewSymbols(arguments) => new_symbols::find(arguments),
