@@ -324,8 +324,7 @@ fn info_now() -> Api<(u64, u64)> {
 pub(crate) extern "C" fn info(free: Out<usize>, total: Out<usize>) -> CuResult {
     api(|| {
         let (left, all) = info_now()?;
-        free.required()?;
-        total.required()?;
+        // Either may be null.
         free.set(left as usize);
         total.set(all as usize);
         Ok(())
@@ -336,8 +335,6 @@ pub(crate) extern "C" fn info(free: Out<usize>, total: Out<usize>) -> CuResult {
 pub(crate) extern "C" fn info_v1(free: Out<c_uint>, total: Out<c_uint>) -> CuResult {
     api(|| {
         let (left, all) = info_now()?;
-        free.required()?;
-        total.required()?;
         free.set(u32::try_from(left).unwrap_or(u32::MAX));
         total.set(u32::try_from(all).unwrap_or(u32::MAX));
         Ok(())
@@ -350,8 +347,12 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
         .memory
         .iter()
         .filter(|(_, found)| {
-            found.context == context
-                && !matches!(found.kind, Kind::Mapped { .. } | Kind::Graph { .. })
+            let outlives = match found.kind {
+                Kind::Mapped { .. } | Kind::Graph { .. } => true,
+                Kind::Pool(key) => pool::outlives_contexts(inner, key),
+                _ => false,
+            };
+            found.context == context && !outlives
         })
         .map(|(&base, _)| base)
         .collect();

@@ -175,6 +175,11 @@ fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     }
 }
 
+/// Whether what is allocated from a pool outlives its context, as was seen on an H200.
+pub(crate) fn outlives_contexts(inner: &Inner, key: u64) -> bool {
+    inner.pools.get(&key).is_some_and(|pool| !pool.default)
+}
+
 /// At a synchronisation, pools shrink to their thresholds.
 pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     for pool in inner.pools.values_mut() {

@@ -38,8 +38,6 @@ pub struct Block {
     pub bytes: u64,
     /// The block's length in bytes.
     pub length: u64,
-    /// The file's number, 0 before it is made.
-    pub file: u64,
     /// Whether the owner is charged for the bytes through something else (a pool).
     pub covered: u32,
     /// Whether file descriptors were made to hand it over.
@@ -111,7 +109,6 @@ impl State {
             owner: process,
             bytes,
             length,
-            file: 0,
             covered: u32::from(covered),
             exported: 0,
             holders: [0; MAX_PROCESSES / 64],
@@ -128,13 +125,17 @@ impl State {
             .filter(|b| b.state == Use::Block as u32 && b.generation == id.generation)
     }
 
-    /// The block of a file.
+    /// Bytes of blocks that a process holds alone, after their owner has let go: they count as its
+    /// own. What several hold, or a descriptor, counts for no process.
     #[must_use]
-    pub fn block_of_file(&self, file: u64) -> Option<BlockId> {
-        self.blocks[..self.block_mark as usize]
-            .iter()
-            .position(|b| b.state == Use::Block as u32 && b.file == file)
-            .map(|slot| BlockId { slot: slot as u32, generation: self.blocks[slot].generation })
+    pub fn inherited(&self, process: u32, device: u32) -> u64 {
+        let alone = |block: &&Block| {
+            block.state == Use::Block as u32
+                && (block.device, block.owner, block.exported) == (device, NONE, 0)
+                && block.holds(process)
+                && block.holders.iter().map(|bits| bits.count_ones()).sum::<u32>() == 1
+        };
+        self.blocks[..self.block_mark as usize].iter().filter(alone).map(|block| block.bytes).sum()
     }
 
     /// Adds a process to a block's holders.
@@ -231,7 +232,12 @@ mod tests {
         assert_eq!(state.processes[a as usize].clients[0].memory, 0);
         assert_eq!(all - state.free_memory(0), 100);
         state.rebuild();
-        assert_eq!(all - state.free_memory(0), 100, "counted for no process");
+        assert_eq!(all - state.free_memory(0), 100);
+        let c = state.add_process(3, 3).unwrap();
+        state.hold_block(c, id).unwrap();
+        assert_eq!((state.inherited(b, 0), state.inherited(c, 0)), (0, 0), "counted for nobody");
+        state.release_block(c, id);
+        assert_eq!((state.inherited(b, 0), state.inherited(c, 0)), (100, 0));
         state.release_block(b, id);
         assert_eq!(state.free_memory(0), all);
         assert!(state.block(id).is_none());

@@ -21,7 +21,7 @@ use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does. Most differences show in the size; this shows the others.
-const MAGIC: u64 = 0x534c_5543_4500_0008;
+const MAGIC: u64 = 0x534c_5543_4500_0009;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 5_000_000;
 /// ... and in `/proc` this often.
@@ -331,6 +331,11 @@ impl Node {
     /// Sets or queries the lock of a slot; returns the kind of lock found.
     fn life_lock(&self, command: libc::c_int, slot: u32, kind: libc::c_int) -> libc::c_int {
         ofd_lock(&self.life, command, LIFE_LOCKS + i64::from(slot), kind)
+    }
+
+    /// Whether any process keeps a byte of the node's file locked.
+    pub(crate) fn is_locked(&self, at: i64) -> bool {
+        ofd_lock(&self.life, libc::F_OFD_GETLK, at, libc::F_WRLCK) != libc::F_UNLCK
     }
 
     /// Takes device memory.

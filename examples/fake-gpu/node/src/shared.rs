@@ -1,19 +1,29 @@
 //! The contents of blocks. Each is a file beside the node's own, which any process can map.
 //!
-//! A descriptor that hands a block over is an open file description of its own, with a lock on the
-//! block's file. It may be copied any number of times, to any processes; the lock ends with the
-//! last copy. So the node knows when the block can no longer be opened in this way.
+//! A descriptor that hands a block over is an open file description of its own, of the same file for
+//! all blocks, as with the real driver. A lock on a byte of that file names its block. The
+//! descriptor may be copied any number of times, to any processes; the lock ends with the last copy.
+//! So the node knows when the block can no longer be opened in this way.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use crate::blocks::{Block, BlockId, Use};
 use crate::node::{Guard, Node, ofd_lock};
 use crate::queue::QueueError;
 
-fn open(path: &PathBuf, new: bool) -> io::Result<File> {
+/// Offset of the bytes that descriptors keep locked.
+const EXPORTS: u64 = 1 << 50;
+
+/// The byte that descriptors for a block keep locked.
+fn export_lock(id: BlockId) -> i64 {
+    (EXPORTS | u64::from(id.slot) << 32 | u64::from(id.generation)) as i64
+}
+
+fn open(path: &Path, new: bool) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -56,20 +66,13 @@ impl Node {
             }
             let file = open(&path, true)?;
             file.set_len(length)?;
-            Ok((file.metadata()?.ino(), file))
+            Ok((id, file))
         })();
-        let mut guard = self.lock();
-        match made {
-            Ok((number, file)) => {
-                guard.blocks[id.slot as usize].file = number;
-                Ok((id, file))
-            }
-            Err(error) => {
-                // The process that was charged for the bytes stays charged.
-                guard.blocks[id.slot as usize].state = Use::Free as u32;
-                Err(error)
-            }
+        if made.is_err() {
+            // The process that was charged for the bytes stays charged.
+            self.lock().blocks[id.slot as usize].state = Use::Free as u32;
         }
+        made
     }
 
     /// Opens a block and makes this process a holder of it.
@@ -111,12 +114,12 @@ impl Node {
     /// # Errors
     /// The system's error for the file.
     pub fn export_block(&self, id: BlockId) -> io::Result<File> {
-        let file = open(&self.block_path(id), false)?;
+        let file = open(self.path(), false)?;
         let mut guard = self.lock();
         if guard.block(id).is_none() {
             return Err(io::Error::other("the block is gone"));
         }
-        ofd_lock(&file, libc::F_OFD_SETLK, 0, libc::F_RDLCK);
+        ofd_lock(&file, libc::F_OFD_SETLK, export_lock(id), libc::F_RDLCK);
         guard.blocks[id.slot as usize].exported = 1;
         Ok(file)
     }
@@ -124,25 +127,29 @@ impl Node {
     /// The block for which a descriptor was made.
     #[must_use]
     pub fn exported_block(&self, file: &File) -> Option<BlockId> {
-        let number = file.metadata().ok()?.ino();
-        self.lock().block_of_file(number)
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+        let start = |line: &str| line.split_whitespace().rev().nth(1)?.parse::<u64>().ok();
+        let locks = info.ok()?;
+        let locks = locks.lines().filter(|line| line.starts_with("lock:")).filter_map(start);
+        let number = locks.filter(|start| start & !(EXPORTS - 1) == EXPORTS).last()?;
+        let (slot, generation) = ((number ^ EXPORTS) >> 32, number as u32);
+        let id = BlockId { slot: slot as u32, generation };
+        self.lock().block(id).map(|_| id)
     }
 }
 
-/// Ends the blocks whose last holder was a descriptor that is now closed, and deletes the files of
+/// Notes which descriptors are closed, ends the blocks that they held last, and deletes the files of
 /// those that are gone.
 pub(crate) fn sweep(guard: &mut Guard<'_>) {
     let node = guard.node();
     for slot in 0..guard.block_mark {
         let block = guard.blocks[slot as usize];
         let id = BlockId { slot, generation: block.generation };
-        if block.state == Use::Block as u32 && block.exported == 1 && !block.held() {
-            let locked = open(&node.block_path(id), false).is_ok_and(|file| {
-                ofd_lock(&file, libc::F_OFD_GETLK, 0, libc::F_WRLCK) != libc::F_UNLCK
-            });
-            if !locked {
-                guard.end_exported(id);
-            }
+        if block.state == Use::Block as u32
+            && block.exported == 1
+            && !node.is_locked(export_lock(id))
+        {
+            guard.end_exported(id);
         }
         if guard.blocks[slot as usize].state == Use::Gone as u32 {
             let _ = std::fs::remove_file(node.block_path(id));

@@ -41,12 +41,14 @@ fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let found = {
         let state = node()?.lock_reaped();
         let mark = state.process_mark as usize;
-        let client = |process: &Process| {
-            Ok((shown_pid(process.pid)?, shown_bytes(process.clients[index].memory)?))
+        let client = |(slot, process): (usize, &Process)| {
+            let bytes = process.clients[index].memory + state.inherited(slot as u32, index as u32);
+            Ok((shown_pid(process.pid)?, shown_bytes(bytes)?))
         };
         state.processes[..mark]
             .iter()
-            .filter(|process| process.state == 1 && process.clients[index].contexts > 0)
+            .enumerate()
+            .filter(|(_, process)| process.state == 1 && process.clients[index].contexts > 0)
             .map(client)
             .collect()
     };
