@@ -1,6 +1,7 @@
 //! Arrays and mipmapped arrays.
 
 use super::Call;
+use super::pointers::{read, written};
 use crate::memory::{self, Handle};
 use crate::process::Process;
 use crate::verdict::Verdict;
@@ -69,10 +70,10 @@ fn create<D: Copy + Into<Array3dDescriptor>>(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(array, descriptor) };
     // SAFETY: null, or what the driver is about to read.
-    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    let Some(descriptor) = (unsafe { read(descriptor) }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
-    let handle = || Handle::Array(unsafe { *array } as usize);
-    let descriptor: Array3dDescriptor = (*descriptor).into();
+    let handle = || Handle::Array(unsafe { written(array) } as usize);
+    let descriptor: Array3dDescriptor = descriptor.into();
     charged(call.process, &descriptor, || memory::array_bytes(&descriptor), original, handle)
 }
 
@@ -85,13 +86,13 @@ fn create_mipmapped(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(array, descriptor, levels) };
     // SAFETY: null, or what the driver is about to read.
-    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    let Some(descriptor) = (unsafe { read(descriptor) }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
-    let handle = || Handle::MipmappedArray(unsafe { *array } as usize);
+    let handle = || Handle::MipmappedArray(unsafe { written(array) } as usize);
     charged(
         call.process,
-        descriptor,
-        || memory::mipmapped_bytes(descriptor, levels),
+        &descriptor,
+        || memory::mipmapped_bytes(&descriptor, levels),
         original,
         handle,
     )

@@ -1,6 +1,7 @@
 //! Initialisation, primary contexts and contexts.
 
 use super::Call;
+use super::pointers::written;
 use crate::device::Device as LimitedDevice;
 use crate::process::Process;
 use crate::verdict::Verdict;
@@ -33,12 +34,6 @@ macros::hooks! {
     fn cuGreenCtxCreate(green: *mut GreenContext, resources: *mut c_void, device: Device, flags: c_uint) -> CuResult = create_green;
     fn cuGreenCtxDestroy(green: GreenContext) -> CuResult = destroy_green;
     fn cuCtxDestroy | cuCtxDestroy_v2 | cuCtxDetach (context: Context) -> CuResult = destroy;
-}
-
-/// Reads a handle that the driver has just written.
-fn written(context: *mut Context) -> usize {
-    // SAFETY: the driver accepted the pointer and stored the handle there.
-    if context.is_null() { 0 } else { unsafe { *context as usize } }
 }
 
 fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
@@ -120,10 +115,12 @@ fn primary_retain(
             let undo = || {
                 let _ = driver_calls::primary_ctx_release(device);
             };
-            created(call.process, limited, original, || written(context), undo)
+            // SAFETY: read after success only, when the driver has written there.
+            created(call.process, limited, original, || unsafe { written(context) } as usize, undo)
         };
         if result.is_ok() {
-            limited.memory.contexts.primary_retained(written(context));
+            // SAFETY: read after success only, when the driver has written there.
+            limited.memory.contexts.primary_retained(unsafe { written(context) } as usize);
         }
         result
     })
@@ -193,10 +190,12 @@ fn create_on(
     original: &dyn Fn() -> CuResult,
 ) -> CuResult {
     let undo = || {
-        let _ = driver_calls::ctx_destroy(written(context) as Context);
+        // SAFETY: called after success only, when the driver has written there.
+        let _ = driver_calls::ctx_destroy(unsafe { written(context) });
     };
     made_on(process, device, original, |limited| {
-        created(process, limited, original, || written(context), undo)
+        // SAFETY: read after success only, when the driver has written there.
+        created(process, limited, original, || unsafe { written(context) } as usize, undo)
     })
 }
 
@@ -281,7 +280,7 @@ fn create_green(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(green, resources, device, flags) };
     // SAFETY: read after success only, when the driver has written there.
-    let handle = || unsafe { *green as usize };
+    let handle = || unsafe { written(green) } as usize;
     let undo = || {
         let _ = driver_calls::green_ctx_destroy(handle() as GreenContext);
     };

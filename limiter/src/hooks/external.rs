@@ -1,6 +1,7 @@
 //! Memory that another graphics or compute interface has allocated.
 
 use super::Call;
+use super::pointers::{read, written};
 use crate::memory::{self, Handle};
 use crate::verdict::Verdict;
 use core::ffi::c_void;
@@ -29,7 +30,7 @@ fn import(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(external, descriptor) };
     // SAFETY: null, or what the driver is about to read.
-    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    let Some(descriptor) = (unsafe { read(descriptor) }) else { return original() };
     // These two come with host memory: they are for devices without memory of their own.
     if matches!(descriptor.kind, EXTERNAL_NVSCIBUF | EXTERNAL_DMABUF_FD) {
         return original();
@@ -38,7 +39,7 @@ fn import(
         Verdict::Limited(device) => {
             let bytes = memory::linear_bytes(descriptor.size);
             // SAFETY: read after success only, when the driver has written there.
-            let handle = || Handle::External(unsafe { *external } as usize);
+            let handle = || Handle::External(unsafe { written(external) } as usize);
             call.process.memory.import_external(device, bytes, original, handle)
         }
         Verdict::Free => original(),
@@ -55,7 +56,7 @@ fn map_buffer(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(pointer, external, descriptor) };
     // SAFETY: read after success only, when the driver has written there.
-    let mapped = || Handle::Address(unsafe { *pointer });
+    let mapped = || Handle::Address(unsafe { written(pointer) });
     call.process.memory.physical().map_external(
         Handle::External(external as usize),
         original,
@@ -72,7 +73,7 @@ fn map_array(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(array, external, descriptor) };
     // SAFETY: read after success only, when the driver has written there.
-    let mapped = || Handle::MipmappedArray(unsafe { *array } as usize);
+    let mapped = || Handle::MipmappedArray(unsafe { written(array) } as usize);
     call.process.memory.physical().map_external(
         Handle::External(external as usize),
         original,

@@ -1,9 +1,9 @@
 //! Memory of graphs.
 
 use super::Call;
+use super::pointers::written;
 use crate::process::Process;
 use core::ffi::{c_char, c_void};
-use core::ptr;
 use driver::cuda::{CuResult, Device, Graph, GraphExec, GraphNode, Stream};
 
 macros::hooks! {
@@ -18,12 +18,6 @@ macros::hooks! {
     fn cuGraphUpload | cuGraphUpload_ptsz (exec: GraphExec, stream: Stream) -> CuResult = upload;
     fn cuGraphExecDestroy(exec: GraphExec) -> CuResult = destroy;
     fn cuDeviceGraphMemTrim(device: Device) -> CuResult = trim;
-}
-
-/// Reads a handle that the driver has just written.
-fn written(exec: *mut GraphExec) -> GraphExec {
-    // SAFETY: the driver accepted the pointer and stored the handle there.
-    if exec.is_null() { ptr::null_mut() } else { unsafe { *exec } }
 }
 
 /// Runs a call that makes an executable graph.
@@ -45,7 +39,8 @@ fn instantiate(
     log: *mut c_char,
     size: usize,
 ) -> CuResult {
-    let handle = || written(exec);
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || unsafe { written(exec) };
     // SAFETY: the program's own arguments.
     instantiated(call.process, graph, handle, || unsafe {
         (call.original)(exec, graph, error, log, size)
@@ -58,7 +53,8 @@ fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> CuResult {
-    let handle = || written(exec);
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || unsafe { written(exec) };
     // SAFETY: the program's own arguments.
     instantiated(call.process, graph, handle, || unsafe { (call.original)(exec, graph, flags) })
 }
@@ -69,7 +65,8 @@ fn instantiate_with_params(
     graph: Graph,
     params: *mut c_void,
 ) -> CuResult {
-    let handle = || written(exec);
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || unsafe { written(exec) };
     // SAFETY: the program's own arguments.
     instantiated(call.process, graph, handle, || unsafe { (call.original)(exec, graph, params) })
 }

@@ -1,10 +1,12 @@
 //! What a program sees of a device's memory.
 
 use super::Call;
+use super::pointers::read;
 use crate::memory::DeviceMemory;
 use crate::process::Process;
 use crate::verdict::Verdict;
 use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CuResult, Device};
 
@@ -73,12 +75,12 @@ impl ReportedSize for c_uint {
     }
 }
 
-/// Rewrites the driver's answer about `device`; `free` may be null.
+/// Rewrites the driver's answer about `device`; each may be null.
 fn rewrite<S: ReportedSize>(
     process: &Process,
     result: CuResult,
     device: impl FnOnce() -> Verdict<&'static DeviceMemory>,
-    free: Option<*mut S>,
+    free: *mut S,
     total: *mut S,
 ) -> CuResult {
     if !result.is_ok() {
@@ -90,17 +92,17 @@ fn rewrite<S: ReportedSize>(
         Verdict::Denied => return CuResult::NOT_PERMITTED,
     };
     // SAFETY: the call succeeded, so the driver has just written through these pointers.
-    unsafe {
-        let real_total = (*total).widen();
-        let real_free = free.map_or(real_total, |free| (*free).widen());
-        if let Some(view) = process.memory.view(device, real_free, real_total) {
-            *total = S::narrow(view.total);
-            if let Some(free) = free {
-                *free = S::narrow(view.free);
+    let [real_free, real_total] =
+        [free, total].map(|at| unsafe { read(at) }.map_or(u64::MAX, ReportedSize::widen));
+    if let Some(view) = process.memory.view(device, real_free, real_total) {
+        for (at, bytes) in [(free, view.free), (total, view.total)] {
+            if !at.is_null() {
+                // SAFETY: as above.
+                unsafe { at.write_unaligned(S::narrow(bytes)) };
             }
-        } else if device.ledger.is_denied() {
-            return CuResult::NOT_PERMITTED;
         }
+    } else if device.ledger.is_denied() {
+        return CuResult::NOT_PERMITTED;
     }
     result
 }
@@ -113,7 +115,7 @@ fn mem_get_info(
     let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(free, total) };
-    rewrite(process, result, || process.current_memory(), Some(free), total)
+    rewrite(process, result, || process.current_memory(), free, total)
 }
 
 fn mem_get_info_32(
@@ -124,7 +126,7 @@ fn mem_get_info_32(
     let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(free, total) };
-    rewrite(process, result, || process.current_memory(), Some(free), total)
+    rewrite(process, result, || process.current_memory(), free, total)
 }
 
 fn total_mem(
@@ -135,7 +137,13 @@ fn total_mem(
     let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(bytes, device) };
-    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
+    rewrite(
+        process,
+        result,
+        || process.device(device).map(|device| &device.memory),
+        ptr::null_mut(),
+        bytes,
+    )
 }
 
 fn total_mem_32(
@@ -146,5 +154,11 @@ fn total_mem_32(
     let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(bytes, device) };
-    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
+    rewrite(
+        process,
+        result,
+        || process.device(device).map(|device| &device.memory),
+        ptr::null_mut(),
+        bytes,
+    )
 }

@@ -1,6 +1,7 @@
 //! Calls that give the GPU work.
 
 use super::Call;
+use super::pointers::read;
 use super::tail_jump::Arguments;
 use crate::compute::{self, Launched, Work};
 use core::ffi::{c_int, c_uint, c_void};
@@ -51,7 +52,7 @@ fn passes_ex(arguments: &Arguments, per_thread: bool) -> bool {
     let [config, f] = core::array::from_fn(|n| unsafe { arguments.nth(n) });
     let config = ptr::with_exposed_provenance::<LaunchConfig>(config as usize);
     // SAFETY: null, or what the driver is about to read.
-    let Some(config) = (unsafe { config.as_ref() }) else { return false };
+    let Some(config) = (unsafe { read(config) }) else { return false };
     let f = ptr::with_exposed_provenance_mut(f as usize);
     compute::passes(Work::kernel(f, config.grid, config.block), config.stream, per_thread)
 }
@@ -90,10 +91,10 @@ fn kernel_ex(
     extra: *mut *mut c_void,
 ) -> CuResult {
     // SAFETY: null, or what the driver is about to read.
-    let read = unsafe { config.as_ref() };
-    let stream = read.map_or(ptr::null_mut(), |config| config.stream);
+    let known = unsafe { read(config) };
+    let stream = known.map_or(ptr::null_mut(), |config| config.stream);
     let work =
-        read.map_or(Work::UNKNOWN.into(), |config| Launched::kernel(f, config.grid, config.block));
+        known.map_or(Work::UNKNOWN.into(), |config| Launched::kernel(f, config.grid, config.block));
     call.process.launch(work, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(config, f, params, extra) }
@@ -132,7 +133,7 @@ fn cooperative_multi(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: null, or what the driver is about to read, if the list is not empty.
-    let first = if count == 0 { None } else { unsafe { list.as_ref() } };
+    let first = if count == 0 { None } else { unsafe { read(list) } };
     let stream = first.map_or(ptr::null_mut(), |first| first.stream);
     call.process.launch(Work::UNKNOWN, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.

@@ -1,6 +1,7 @@
 //! Linear, pitched and managed memory.
 
 use super::Call;
+use super::pointers::written;
 use crate::driver_calls;
 use crate::memory::{self, Handle, oversubscribe};
 use crate::process::Process;
@@ -41,7 +42,7 @@ fn charged<P: Copy + Into<u64>>(
     match process.current_memory() {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
-            let handle = || Handle::Address(unsafe { *pointer }.into());
+            let handle = || Handle::Address(unsafe { written(pointer) }.into());
             process.memory.allocate(device, kind, memory::linear_bytes(bytes), original, handle)
         }
         Verdict::Free => original(),
@@ -62,7 +63,7 @@ fn anywhere(
     match process.current_memory() {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver or `on_host` has written there.
-            let address = || unsafe { *pointer };
+            let address = || unsafe { written(pointer) };
             let bytes = memory::linear_bytes(bytes);
             if valid && !pointer.is_null() {
                 process.memory.allocate_anywhere(device, bytes, original, on_host, address)
@@ -86,7 +87,7 @@ pub(super) unsafe fn place(bytes: u64, pointer: *mut DevicePtr) -> CuResult {
     match oversubscribe::place(bytes) {
         Ok(address) => {
             // SAFETY: as promised by the caller.
-            unsafe { *pointer = address };
+            unsafe { pointer.write_unaligned(address) };
             CuResult::SUCCESS
         }
         Err(other) => other,
@@ -165,7 +166,7 @@ fn managed(
             return result;
         }
         // SAFETY: the call succeeded, so the driver has written there.
-        let address = unsafe { *pointer };
+        let address = unsafe { written(pointer) };
         let result = oversubscribe::keep_on_host(address, bytes);
         if !result.is_ok() {
             let _ = driver_calls::mem_free(address);

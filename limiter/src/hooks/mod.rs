@@ -21,6 +21,7 @@ mod multicast;
 mod nvml;
 mod nvml_processes;
 mod nvml_tables;
+mod pointers;
 mod pool;
 mod shared;
 pub(crate) mod tail_jump;

@@ -1,5 +1,6 @@
 //! Calls that make the driver take memory without saying how much, or give it back. Afterwards NVML is asked.
 
+use super::pointers::written;
 use super::{Call, image};
 use crate::compute;
 use crate::memory::{Loaded, Much};
@@ -68,7 +69,7 @@ fn loading(
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
     // SAFETY: read after success, when the driver has written there.
-    let handle = || unsafe { *to } as usize;
+    let handle = || unsafe { written(to) } as usize;
     placing(process, || match process.current_memory().limited() {
         Some(device) if bytes > 0 => process.memory.load(device, (bytes, loaded_as), call, handle),
         _ => call(),

@@ -1,6 +1,7 @@
 //! What NVML reports of a device's memory.
 
 use super::Call;
+use super::pointers::written;
 use crate::device::Device;
 use crate::driver_calls;
 use crate::memory::ReportedMemory;
@@ -82,11 +83,12 @@ fn memory_info(
     let original = || unsafe { (call.original)(device, memory) };
     rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
-        let memory = unsafe { &mut *memory };
+        let real = unsafe { written(memory) };
         if let Some(ReportedMemory { total, free, used }) =
-            call.process.memory.view(&device.memory, memory.free, memory.total)
+            call.process.memory.view(&device.memory, real.free, real.total)
         {
-            *memory = Memory { total, free, used };
+            // SAFETY: as above.
+            unsafe { memory.write_unaligned(Memory { total, free, used }) };
         }
         NvmlReturn::SUCCESS
     })
@@ -101,12 +103,14 @@ fn memory_info_v2(
     let original = || unsafe { (call.original)(device, memory) };
     rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
-        let memory = unsafe { &mut *memory };
+        let real = unsafe { written(memory) };
         if let Some(ReportedMemory { total, free, used }) =
-            call.process.memory.view(&device.memory, memory.free, memory.total)
+            call.process.memory.view(&device.memory, real.free, real.total)
         {
             // A session's view has no reserved part.
-            *memory = MemoryV2 { total, free, used, reserved: 0, ..*memory };
+            let shown = MemoryV2 { total, free, used, reserved: 0, ..real };
+            // SAFETY: as above.
+            unsafe { memory.write_unaligned(shown) };
         }
         NvmlReturn::SUCCESS
     })

@@ -5,10 +5,12 @@
 
 use super::Call;
 use super::nvml::{answered, rewritten};
+use super::pointers::read;
 use crate::device::Device;
 use crate::memory::seen::{self, SessionProcess};
 use crate::process::Process;
 use core::ffi::{c_uint, c_void};
+use core::mem::offset_of;
 use core::ptr;
 use driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, PROCESSES_UTILIZATION_VERSION,
@@ -116,16 +118,17 @@ fn own_only<E: ProcessEntry>(device: &Device, list: &mut Vec<E>) {
 unsafe fn fill<E: ProcessEntry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlReturn {
     // SAFETY: as promised by the caller.
     unsafe {
-        let room = *count as usize;
+        let room = count.read_unaligned() as usize;
         if list.is_null() && room > 0 {
             return NvmlReturn::INVALID_ARGUMENT;
         }
-        *count = c_uint::try_from(found.len()).unwrap_or(c_uint::MAX);
+        count.write_unaligned(c_uint::try_from(found.len()).unwrap_or(c_uint::MAX));
         if room < found.len() {
             return NvmlReturn::INSUFFICIENT_SIZE;
         }
         if !found.is_empty() {
-            ptr::copy_nonoverlapping(found.as_ptr(), list, found.len());
+            // As bytes, which have any alignment.
+            ptr::copy_nonoverlapping(found.as_ptr().cast(), list.cast::<u8>(), size_of_val(found));
         }
     }
     NvmlReturn::SUCCESS
@@ -196,17 +199,18 @@ fn details(
     device: NvmlDevice,
     of: *mut ProcessDetailList,
 ) -> NvmlReturn {
+    let count = of.wrapping_byte_add(offset_of!(ProcessDetailList, count)).cast();
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
-    let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
+    let Some(asked) = (unsafe { read(of) }) else { return original() };
     answered(call.process, device, original, |limited| {
         // Entries of another version would have another length.
         if asked.version != PROCESS_DETAIL_LIST_VERSION {
             return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
         }
         let found = whole(|room: &mut c_uint, list| {
-            let mut own = ProcessDetailList { count: *room, list, ..*asked };
+            let mut own = ProcessDetailList { count: *room, list, ..asked };
             // SAFETY: a list of as many entries as said; the mode is for the driver to check.
             let result = unsafe { (call.original)(device, &raw mut own) };
             *room = own.count;
@@ -216,7 +220,7 @@ fn details(
             Ok(mut found) => {
                 own_only(limited, &mut found);
                 // SAFETY: the program's own list.
-                unsafe { fill(&found, &raw mut asked.count, asked.list) }
+                unsafe { fill(&found, count, asked.list) }
             }
             Err(other) => other,
         }
@@ -238,12 +242,12 @@ fn samples<E: ProcessEntry>(
     own_only(device, &mut found);
     if found.is_empty() {
         // SAFETY: not null, checked by the callers.
-        unsafe { *count = 0 };
+        unsafe { count.write_unaligned(0) };
         return NvmlReturn::NOT_FOUND;
     }
     if list.is_null() {
         // SAFETY: not null, checked by the callers.
-        unsafe { *count = c_uint::try_from(found.len()).unwrap_or(c_uint::MAX) };
+        unsafe { count.write_unaligned(c_uint::try_from(found.len()).unwrap_or(c_uint::MAX)) };
         return NvmlReturn::INSUFFICIENT_SIZE;
     }
     // SAFETY: the program's own list.
@@ -275,16 +279,17 @@ fn utilization_info(
     device: NvmlDevice,
     of: *mut ProcessesUtilizationInfo,
 ) -> NvmlReturn {
+    let count = of.wrapping_byte_add(offset_of!(ProcessesUtilizationInfo, count)).cast();
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
-    let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
+    let Some(asked) = (unsafe { read(of) }) else { return original() };
     answered(call.process, device, original, |limited| {
         let (version, last_seen) = (asked.version, asked.last_seen);
         if version != PROCESSES_UTILIZATION_VERSION {
             return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
         }
-        samples(limited, &raw mut asked.count, asked.list, |room, list| {
+        samples(limited, count, asked.list, |room, list| {
             let mut own = ProcessesUtilizationInfo { version, count: *room, last_seen, list };
             // SAFETY: a list of as many entries as said, of this version.
             let result = unsafe { (call.original)(device, &raw mut own) };

@@ -19,6 +19,7 @@ mod memory_ceiling;
 mod observer;
 mod older_drivers;
 mod oversubscribe;
+mod pointers;
 mod preloads;
 mod processes;
 mod quiet;

@@ -3,8 +3,8 @@
 use super::{CopyKind, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
+use crate::hooks::pointers;
 use core::ffi::{c_uint, c_ulonglong};
-use core::slice;
 use driver::copy::{BatchedCopy3d, CopyAttributes, DecompressParams};
 use driver::cuda::{CuResult, Device, DevicePtr, LOCATION_DEVICE, MemLocation, Stream};
 
@@ -38,7 +38,12 @@ macros::hooks! {
 const MOST_PARTS: usize = 1024;
 
 /// The work of a list whose parts have these sizes.
-fn sum<T>(kind: CopyKind, list: *const T, count: usize, size: impl Fn(&T) -> u64) -> Option<Work> {
+fn sum<T: Copy>(
+    kind: CopyKind,
+    list: *const T,
+    count: usize,
+    size: impl Fn(T) -> u64,
+) -> Option<Work> {
     // The driver refuses both.
     if list.is_null() || count == 0 {
         return None;
@@ -47,12 +52,12 @@ fn sum<T>(kind: CopyKind, list: *const T, count: usize, size: impl Fn(&T) -> u64
         return Some(Work::UNKNOWN);
     }
     // SAFETY: as long as the program says, and the driver is about to read all of it.
-    let parts = unsafe { slice::from_raw_parts(list, count) };
-    kind.work(parts.iter().map(size).fold(0, u64::saturating_add))
+    let parts = unsafe { pointers::list(list, count) };
+    kind.work(parts.map(size).fold(0, u64::saturating_add))
 }
 
 fn sum_of_sizes(kind: CopyKind, sizes: *const usize, count: usize) -> Option<Work> {
-    sum(kind, sizes, count, |&size| size as u64)
+    sum(kind, sizes, count, |size| size as u64)
 }
 
 /// The size of an element is known to the array only. So elements are added up, not bytes; that serves as
@@ -208,13 +213,11 @@ fn prefetches(
     flags: c_ulonglong,
     stream: Stream,
 ) -> CuResult {
-    if count > 0 && !at.is_null() {
-        // SAFETY: as many addresses as said, which the driver is about to read.
-        let ranges = unsafe { slice::from_raw_parts(at, count) };
-        // A prefetch is a hint: memory that was placed on the host stays there.
-        if ranges.iter().any(|&at| call.process.memory.is_on_host(at)) {
-            return CuResult::SUCCESS;
-        }
+    // SAFETY: as many addresses as said, which the driver is about to read.
+    let mut ranges = unsafe { pointers::list(at, count) };
+    // A prefetch is a hint: memory that was placed on the host stays there.
+    if ranges.any(|at| call.process.memory.is_on_host(at)) {
+        return CuResult::SUCCESS;
     }
     transfer(
         || sum_of_sizes(kind, sizes, count),

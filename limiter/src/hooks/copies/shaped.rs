@@ -4,6 +4,7 @@ use super::place::are_on_host;
 use super::{CopyKind, DEFAULT, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
+use crate::hooks::pointers::read;
 use core::ffi::c_uint;
 use driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
 use driver::cuda::{CuResult, DevicePtr, Stream};
@@ -31,7 +32,7 @@ macros::hooks! {
 }
 
 /// What a copy's descriptor says.
-trait Descriptor {
+trait Descriptor: Copy {
     /// `CUmemorytype` of source and destination, and the address if it is a device or unified one.
     fn sides(&self) -> [(c_uint, DevicePtr); 2];
     /// Bytes of a row, rows, layers.
@@ -81,7 +82,7 @@ fn described_work<D: Descriptor>(
     work_of: fn(CopyKind, u64) -> Option<Work>,
 ) -> Option<Work> {
     // SAFETY: null, which the driver refuses, or what the driver is about to read.
-    let copy = unsafe { copy.as_ref() }?;
+    let copy = unsafe { read(copy) }?;
     let [from, to] = copy.sides();
     let bytes = copy.extent().into_iter().fold(1, u64::saturating_mul);
     let work = work_of(kind.between(from.0, to.0), bytes)?;
