@@ -176,7 +176,7 @@ pub(super) fn ended(
 struct MemoryReading {
     /// The processes that NVML lists, if NVML can be asked.
     processes: Option<Processes>,
-    /// The charges of this process or of an exporter, other than for contexts.
+    /// What is charged to this process on the device, other than for contexts, and NVML shows for it.
     charged: u64,
 }
 
@@ -185,17 +185,25 @@ impl MemoryReading {
         let slot = device.ledger.own_slot();
         let bytes =
             |kind: MemoryKind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
-        let taken = |kind: &MemoryKind| !matches!(kind, MemoryKind::Context | MemoryKind::Headroom);
-        let others = MemoryKind::ALL.into_iter().filter(taken);
-        let charged = others.map(bytes).fold(holdings.imported_bytes(device), u64::saturating_add);
-        Self { processes: Processes::now(device.ledger), charged }
+        let taken = |kind: &MemoryKind| {
+            use MemoryKind::{Context, Headroom, Oversubscribed};
+            !matches!(kind, Context | Headroom | Oversubscribed)
+        };
+        let taken = MemoryKind::ALL.into_iter().filter(taken);
+        let (hidden, foreign) = holdings.physical.shown_otherwise(device);
+        let charged = taken.map(bytes).fold(foreign, u64::saturating_add);
+        Self { processes: Processes::now(device.ledger), charged: charged.saturating_sub(hidden) }
     }
 
     /// What was taken since `before` beyond the charges; `None` if that is unknown, or negative.
     fn since(&self, before: &Self, device: &DeviceMemory) -> Option<u64> {
         let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
-        let more = seen(self)?.checked_sub(seen(before).unwrap_or(0))?;
-        more.checked_sub(self.charged.saturating_sub(before.charged))
+        // NVML does not list a process without a context, but it may have memory.
+        let (known, had) = match seen(before).unwrap_or(0) {
+            0 => (0, 0),
+            seen => (seen, before.charged),
+        };
+        seen(self)?.checked_sub(known)?.checked_sub(self.charged.saturating_sub(had))
     }
 }
 
