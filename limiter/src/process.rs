@@ -8,7 +8,7 @@ use crate::driver_calls::{self, nvml};
 use crate::environment::{self, Decided};
 use crate::exit_guard::ExitGuard;
 use crate::ledger::DeviceLedger;
-use crate::memory::{DeviceMemory, Memory, Much};
+use crate::memory::{DeviceMemory, Memory, Much, marks};
 use crate::verdict::{LimiterFailure, Verdict};
 use crate::{build, clock, report, unpatched};
 use config::{Config, DaemonAddress, DeviceIdentity, OnFailure, Snapshot};
@@ -92,6 +92,7 @@ fn existing() -> Option<&'static Process> {
 /// parent may have been using it at the time of the fork.
 extern "C" fn after_fork() {
     compute::after_fork(existing().into_iter().flat_map(Process::gates));
+    marks::after_fork();
     MAKING.store(false, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
@@ -106,7 +107,7 @@ pub(crate) fn hold_session() {
 
 /// Registers `after_fork`. To be called once, from the constructor.
 pub(crate) fn watch_forks() {
-    // SAFETY: the handler only stores to memory.
+    // SAFETY: the handler only stores to memory, and closes descriptors.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
 }
 

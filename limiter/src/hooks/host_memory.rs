@@ -1,6 +1,7 @@
 //! Memory that was placed on the host because the real part is used up. It stays there.
 
 use super::Call;
+use super::pointers::written;
 use crate::memory::oversubscribe::{
     ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
 };
@@ -16,6 +17,7 @@ macros::hooks! {
 
     fn cuMemAdvise(at: DevicePtr, bytes: usize, advice: c_uint, device: Device) -> CuResult = advise;
     fn cuMemAdvise_v2(at: DevicePtr, bytes: usize, advice: c_uint, location: MemLocation) -> CuResult = advise_v2;
+    /// What is shared stays charged while another process has it open.
     fn cuIpcGetMemHandle(handle: *mut c_void, at: DevicePtr) -> CuResult = export;
 }
 
@@ -68,5 +70,10 @@ fn export(
         return CuResult::NOT_SUPPORTED;
     }
     // SAFETY: the program's own arguments.
-    unsafe { (call.original)(handle, at) }
+    let result = unsafe { (call.original)(handle, at) };
+    if result.is_ok() {
+        // SAFETY: the call succeeded, so the driver has written there, bytes of any alignment.
+        call.process.memory.ipc_exported(at, &unsafe { written(handle.cast::<[u8; 64]>()) });
+    }
+    result
 }

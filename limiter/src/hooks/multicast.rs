@@ -1,6 +1,7 @@
 //! Multicast objects.
 
 use super::Call;
+use super::pointers::written;
 use crate::memory::physical::BindingSource;
 use crate::verdict::Verdict;
 use core::ffi::c_void;
@@ -26,7 +27,7 @@ fn create(
     let result = unsafe { (call.original)(object, prop) };
     if result.is_ok() {
         // SAFETY: the call succeeded, so the driver has written there.
-        call.process.memory.physical().multicast(unsafe { *object });
+        call.process.memory.physical().multicast(unsafe { written(object) }, None);
     }
     result
 }

@@ -1,6 +1,7 @@
 //! Stream-ordered memory.
 
 use super::Call;
+use super::pointers::{read, written};
 use crate::driver_calls;
 use crate::memory::{self, DeviceMemory, Handle};
 use crate::process::Process;
@@ -95,7 +96,7 @@ fn charged(
         // A captured allocation becomes a node of a graph; it is charged when the graph is launched.
         Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
-            let address = || unsafe { *pointer };
+            let address = || unsafe { written(pointer) };
             let result = process.memory.allocate_from_pool(
                 device,
                 (pool, named(stream, per_thread)),
@@ -172,7 +173,7 @@ fn create(
     props: *const PoolProps,
 ) -> CuResult {
     // SAFETY: null, or what the driver is about to read.
-    let location = unsafe { props.as_ref() }.map(|props| props.location);
+    let location = unsafe { read(props) }.map(|props| props.location);
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(pool, props) };
     if let (true, Some(location)) = (result.is_ok(), location) {
@@ -181,14 +182,17 @@ fn create(
             _ => None,
         };
         // SAFETY: the call succeeded, so the driver has written there.
-        call.process.memory.pools().made(unsafe { *pool }, device.map(|device| &device.memory));
+        call.process
+            .memory
+            .pools()
+            .made(unsafe { written(pool) }, device.map(|device| &device.memory));
     }
     result
 }
 
 fn destroy(call: Call<signature::cuMemPoolDestroy>, pool: MemoryPool) -> CuResult {
     // SAFETY: the program's own arguments.
-    call.process.memory.pools().destroy(pool, || unsafe { (call.original)(pool) })
+    call.process.memory.free(Handle::Pool(pool as usize), || unsafe { (call.original)(pool) })
 }
 
 fn trim_to(call: Call<signature::cuMemPoolTrimTo>, pool: MemoryPool, keep: usize) -> CuResult {
@@ -209,7 +213,9 @@ fn set_attribute(
         .pools()
         .shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
     // SAFETY: these attributes are numbers of this type, and the driver has just read it.
-    if result.is_ok() && REUSE.contains(&attribute) && unsafe { value.cast::<c_int>().read() } == 0
+    if result.is_ok()
+        && REUSE.contains(&attribute)
+        && unsafe { read(value.cast::<c_int>()) } == Some(0)
     {
         call.process.memory.pools().waits(pool);
     }

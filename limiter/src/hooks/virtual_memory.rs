@@ -1,16 +1,18 @@
 //! Physical memory of the virtual memory API.
 
 use super::Call;
+use super::pointers::{self, read, written};
+use super::shared::descriptor;
 use crate::driver_calls;
 use crate::memory::physical::TileChange;
 use crate::memory::tiles::Region;
 use crate::verdict::Verdict;
 use core::ffi::{c_uint, c_void};
-use core::slice;
 use driver::cuda::{
-    AllocationHandle, AllocationProp, ArrayMapInfo, CuResult, DevicePtr, LOCATION_DEVICE,
-    OPERATION_MAP, SUBRESOURCE_MIPTAIL, Stream,
+    AllocationHandle, AllocationProp, ArrayMapInfo, CuResult, DevicePtr, HANDLE_TYPE_POSIX_FD,
+    LOCATION_DEVICE, OPERATION_MAP, SUBRESOURCE_MIPTAIL, Stream,
 };
+use std::os::fd::RawFd;
 
 macros::hooks! {
     /// CUDA driver API, Virtual Memory Management: memory is taken by `cuMemCreate`, on the device
@@ -23,7 +25,9 @@ macros::hooks! {
     fn cuMemRetainAllocationHandle(handle: *mut AllocationHandle, address: *mut c_void) -> CuResult = retain;
     fn cuMemMap(address: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64) -> CuResult = map;
     fn cuMemUnmap(address: DevicePtr, bytes: usize) -> CuResult = unmap;
-    /// What is imported is charged to its exporter.
+    /// What is exported stays charged while another process or a descriptor has it.
+    fn cuMemExportToShareableHandle(shared: *mut c_void, handle: AllocationHandle, kind: c_uint, flags: u64) -> CuResult = export;
+    /// What is imported is charged to its exporter, as long as that lives.
     fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, shared: *mut c_void, kind: c_uint) -> CuResult = import;
     /// Tiles of sparse arrays keep memory alive.
     fn cuMemMapArrayAsync | cuMemMapArrayAsync_ptsz (list: *mut ArrayMapInfo, count: c_uint, stream: Stream) -> CuResult = map_tiles;
@@ -38,18 +42,15 @@ fn create(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(handle, bytes, prop, flags) };
-    if prop.is_null() {
+    // SAFETY: null, or what the driver is about to read.
+    let location = unsafe { read(prop) }.map(|prop| prop.location);
+    let Some(location) = location.filter(|location| location.kind == LOCATION_DEVICE) else {
         return original();
-    }
-    // SAFETY: not null, and the driver is about to read it.
-    let location = unsafe { (*prop).location };
-    if location.kind != LOCATION_DEVICE {
-        return original();
-    }
+    };
     match call.process.device(location.id) {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
-            let handle = || unsafe { *handle };
+            let handle = || unsafe { written(handle) };
             let memory = &call.process.memory;
             memory.create_physical(&device.memory, bytes as u64, original, handle)
         }
@@ -71,7 +72,7 @@ fn retain(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(handle, address) };
     // SAFETY: read after success only, when the driver has written there.
-    call.process.memory.physical().retain(address as u64, original, || unsafe { *handle })
+    call.process.memory.physical().retain(address as u64, original, || unsafe { written(handle) })
 }
 
 fn map(
@@ -96,25 +97,45 @@ fn unmap(call: Call<signature::cuMemUnmap>, address: DevicePtr, bytes: usize) ->
         .unmap(address, bytes as u64, || unsafe { (call.original)(address, bytes) })
 }
 
+fn export(
+    call: Call<signature::cuMemExportToShareableHandle>,
+    shared: *mut c_void,
+    handle: AllocationHandle,
+    kind: c_uint,
+    flags: u64,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(shared, handle, kind, flags) };
+    if result.is_ok() {
+        // SAFETY: the call succeeded, so the driver has written there, of this type a descriptor.
+        let written = || unsafe { written(shared.cast::<RawFd>()) };
+        let made = (kind == HANDLE_TYPE_POSIX_FD).then(written);
+        call.process.memory.physical().exported(handle, made);
+    }
+    result
+}
+
 fn import(
     call: Call<signature::cuMemImportFromShareableHandle>,
     handle: *mut AllocationHandle,
     shared: *mut c_void,
     kind: c_uint,
 ) -> CuResult {
+    let physical = call.process.memory.physical();
+    let mark = descriptor(kind, shared as usize).and_then(|it| physical.mark_of(it));
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(handle, shared, kind) };
     if result.is_ok() {
         // SAFETY: the call succeeded, so the driver has written there.
-        let handle = unsafe { *handle };
+        let handle = unsafe { written(handle) };
         let mut prop = AllocationProp::EMPTY;
         if !driver_calls::allocation_properties(&raw mut prop, handle).is_ok() {
             // Not memory but a multicast object, the other thing that is shared this way.
-            call.process.memory.physical().multicast(handle);
+            physical.multicast(handle, mark);
         } else if prop.location.kind == LOCATION_DEVICE
             && let Verdict::Limited(device) = call.process.device(prop.location.id)
         {
-            call.process.memory.physical().imported(&device.memory, handle);
+            physical.imported(&device.memory, handle, mark);
         }
     }
     result
@@ -126,14 +147,8 @@ fn map_tiles(
     count: c_uint,
     stream: Stream,
 ) -> CuResult {
-    let changes = || {
-        if list.is_null() || count == 0 {
-            return Vec::new();
-        }
-        // SAFETY: not null; the driver has just read as many entries there.
-        let list = unsafe { slice::from_raw_parts(list, count as usize) };
-        list.iter().map(change).collect()
-    };
+    // SAFETY: called after the driver has read as many entries there.
+    let changes = || unsafe { pointers::list(list, count as usize) }.map(change).collect();
     // SAFETY: the program's own arguments.
     call.process
         .memory
@@ -141,7 +156,7 @@ fn map_tiles(
         .map_tiles(changes, || unsafe { (call.original)(list, count, stream) })
 }
 
-fn change(entry: &ArrayMapInfo) -> TileChange {
+fn change(entry: ArrayMapInfo) -> TileChange {
     let wide = u64::from;
     let parts = entry.subresource;
     let region = if entry.subresource_type == SUBRESOURCE_MIPTAIL {

@@ -9,7 +9,7 @@ use super::oversubscribe::HostPlaced;
 use super::refusal::{declined, refused};
 use super::reserve::Reserve;
 use super::tracker::Handle;
-use driver::cuda::{CuResult, DevicePtr};
+use driver::cuda::{CuResult, DevicePtr, MemoryPool};
 use session::layout::MemoryKind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory. After success `handle` returns the
@@ -126,12 +126,13 @@ pub(super) fn free(
     result
 }
 
-/// Frees memory that has no charge of its own: of a pool, of external memory, imported, sparse, or unknown.
+/// Frees memory that has no charge of its own: of a pool, of external memory, shared, sparse, or unknown.
 fn free_other(holdings: &Holdings, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
-    let Holdings { pools, physical, imports, .. } = holdings;
+    let Holdings { pools, physical, .. } = holdings;
     physical.free_external(handle, || match handle {
-        Handle::Address(address) => pools.free(address, || imports.close(address, call)),
+        Handle::Address(address) => pools.free(address, call),
         Handle::Array(array) | Handle::MipmappedArray(array) => physical.destroy_array(array, call),
+        Handle::Pool(pool) => pools.destroy(pool as MemoryPool, physical, call),
         Handle::External(_) => call(),
     })
 }

@@ -7,11 +7,11 @@
 //!   take memory and calls that give it back; `reconciler`: the thread for changes that no call reports
 //! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: what the driver has taken
 //!   by itself; `clearance`: which allocations need no check
-//! * `holdings` (`pools`, `graphs`, `physical`, `imports`): memory that is not one allocation with one handle
+//! * `holdings` (`pools`, `graphs`, `physical`): memory that is not one allocation with one handle
 //! * `reservation`, `headroom`, `refusal`, `seen`: one device's bytes in the session's ledger, and NVML's
 //!   view of them
 //! * `device` (`tracker`, `contexts`, `changes`, `bell`): the state of one device
-//! * `size`, `holes`, `tiles`, `pieces`, `graph_nodes`: sizes and address ranges
+//! * `size`, `holes`, `tiles`, `pieces`, `marks`, `graph_nodes`: sizes, address ranges, and who else refers to them
 
 mod allocate;
 mod bell;
@@ -28,7 +28,7 @@ mod headroom;
 mod holdings;
 mod holes;
 mod images;
-mod imports;
+pub(crate) mod marks;
 pub(crate) mod oversubscribe;
 pub(crate) mod physical;
 mod pieces;
@@ -62,7 +62,6 @@ use device::{Devices, Shared};
 use driver::cuda::{self, CuResult, DevicePtr, Graph, GraphExec, MemoryPool, Stream};
 use graphs::Graphs;
 use images::Images;
-use imports::Imports;
 use oversubscribe::HostPlaced;
 use physical::Physical;
 use pools::Pools;
@@ -118,10 +117,6 @@ impl Memory {
 
     pub(crate) const fn physical(&self) -> &Physical {
         &self.reserve.holdings.physical
-    }
-
-    pub(crate) const fn imports(&self) -> &Imports {
-        &self.reserve.holdings.imports
     }
 
     pub(crate) const fn images(&self) -> &Images {
@@ -204,6 +199,23 @@ impl Memory {
     /// Runs a freeing call of the driver: see [`allocate::free`].
     pub(crate) fn free(&self, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
         allocate::free(&self.devices, &self.reserve.holdings, handle, call)
+    }
+
+    /// The program has an IPC handle of memory that an address is in.
+    pub(crate) fn ipc_exported(&self, address: DevicePtr, handle: &[u8; 64]) {
+        let (mut base, mut bytes) = (0, 0);
+        if !driver_calls::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok() {
+            base = address;
+        }
+        let freed_by = Handle::Address(base);
+        let taken = match self.devices.take(freed_by) {
+            Some((device, other)) if other.kind != MemoryKind::Data => {
+                device.remember(freed_by, other);
+                None
+            }
+            taken => taken,
+        };
+        self.physical().ipc_exported(taken, freed_by, handle);
     }
 
     /// Frees memory that was placed on the host, in the order of a stream; `None`: the address is not such

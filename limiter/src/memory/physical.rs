@@ -3,16 +3,21 @@
 //! Memory of `cuMemCreate` lives until every reference to its handle is released and every mapping, tile of a
 //! sparse array and binding to a multicast object is gone, in any order ("cuMemRelease", CUDA driver API,
 //! Virtual Memory Management). The driver may reuse a handle's number while the old memory is still mapped.
-//! So memory has a unique name here. Imported memory has a name, too, but no charge: its exporter pays.
+//! So memory has a unique name here. Exported memory stays charged to its exporter while other processes, or
+//! descriptors, refer to it: [`marks`](super::marks) tell. Imported memory has a name, too, and no charge while
+//! its exporter pays.
 //! Memory imported from other interfaces has no exporter that would pay. It is charged here, and lives as
 //! long as its object and what is mapped of it.
 
 use super::device::DeviceMemory;
+use super::marks::Mark;
 use super::pieces::{Binding, Name, Payer, Piece, Pieces, Reference};
 use super::tiles::{Region, Tiles};
-use super::tracker::Handle;
+use super::tracker::{Allocation, Handle};
+use crate::driver_calls;
 use core::ptr;
 use driver::cuda::CuResult;
+use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The source of a binding to a multicast object.
@@ -58,37 +63,136 @@ impl Physical {
         freed.give_back();
     }
 
+    /// The program has exported memory or a multicast object, as a descriptor or in another way.
+    pub(crate) fn exported(&self, handle: u64, descriptor: Option<RawFd>) {
+        let mut pieces = self.pieces();
+        if let Some(name) = pieces.by_handle(handle) {
+            pieces.export(name, |bytes, old| Mark::put(descriptor?, old, bytes));
+        }
+    }
+
+    /// The program has an IPC handle of the memory that `address` frees. It was tracked as `taken` so far;
+    /// `None`: it has had such a handle before.
+    pub(super) fn ipc_exported(
+        &self,
+        taken: Option<(&'static DeviceMemory, Allocation)>,
+        address: Handle,
+        handle: &[u8; 64],
+    ) {
+        let mut pieces = self.pieces();
+        if let Some((device, Allocation { bytes, context, .. })) = taken {
+            let name = pieces.make(Payer::This(device), bytes);
+            pieces.holds.insert(address, Reference { name, context, opens: 1 });
+        }
+        if let Some(&Reference { name, .. }) = pieces.holds.get(&address) {
+            let mark = Mark::of_ipc(handle).filter(|mark| mark.is_paid_here());
+            pieces.export(name, |_, old| mark.filter(|&mark| old.is_none_or(|old| old == mark)));
+        }
+    }
+
+    /// The program has exported a pool, which has this mark already; returns its mark from now on.
+    pub(super) fn pool_exported(&self, descriptor: Option<RawFd>, old: Option<Mark>) -> Mark {
+        let _alone = self.pieces();
+        descriptor.and_then(|descriptor| Mark::put(descriptor, old, 0)).unwrap_or(Mark::NONE)
+    }
+
+    /// An exported pool has ended. `true`: its memory has not, and is charged as data from now on.
+    pub(super) fn outlives_pool(
+        &self,
+        device: &'static DeviceMemory,
+        bytes: u64,
+        mark: Mark,
+    ) -> bool {
+        let lives = mark.is_held();
+        if lives {
+            self.pieces().outlives(device, bytes, mark);
+        } else {
+            mark.end();
+        }
+        lives
+    }
+
+    /// The mark of a descriptor that the program is about to import.
+    pub(crate) fn mark_of(&self, descriptor: RawFd) -> Option<Mark> {
+        let _alone = self.pieces();
+        Mark::of(descriptor)
+    }
+
+    /// The mark of an IPC handle that the program is about to open, if its exporter pays. Refers to the memory at
+    /// once: its exporter may be about to free it.
+    pub(crate) fn mark_of_ipc(&self, handle: &[u8; 64]) -> Option<Mark> {
+        let _alone = self.pieces();
+        Mark::of_ipc(handle).filter(|mark| mark.is_paid_elsewhere() && mark.refer())
+    }
+
+    /// What has this mark could not be imported.
+    pub(crate) fn not_imported(&self, mark: Option<Mark>) {
+        if let Some(mark) = mark {
+            self.pieces().not_imported(mark);
+        }
+    }
+
     /// The program has imported memory of a device, exported by another process or by itself.
-    pub(crate) fn imported(&self, device: &'static DeviceMemory, handle: u64) {
+    pub(crate) fn imported(&self, device: &'static DeviceMemory, handle: u64, mark: Option<Mark>) {
         let mut pieces = self.pieces();
         match pieces.by_handle(handle) {
             // One more reference to memory that the program already has.
             Some(name) => pieces.refer(handle, name),
             None => {
-                let name = pieces.make(Payer::Exporter(device), 0);
+                let name = pieces.import(device, mark.map_or(0, Mark::bytes), mark);
                 pieces.handles.insert(handle, (name, 1));
             }
         }
     }
 
-    /// Bytes of a device's memory that this process has imported by handle, as far as its mappings show.
-    pub(super) fn imported_bytes(&self, device: &DeviceMemory) -> u64 {
-        let pieces = self.pieces();
-        let imported = pieces
-            .pieces
-            .values()
-            .filter(|piece| matches!(piece.payer, Payer::Exporter(of) if ptr::eq(of, device)));
-        imported.map(|piece| piece.bytes).fold(0, u64::saturating_add)
+    /// The program has opened memory of another process, which it sees at `address` now.
+    pub(crate) fn opened(&self, device: &'static DeviceMemory, address: u64, mark: Option<Mark>) {
+        let (mut base, mut bytes) = (0, 0);
+        let known = driver_calls::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok();
+        let bytes = if known { bytes as u64 } else { 0 };
+        self.holds(device, Handle::Address(address), bytes, mark);
     }
 
-    /// The program has made or imported a multicast object.
-    pub(crate) fn multicast(&self, handle: u64) {
+    /// The program has imported a pool.
+    pub(crate) fn pool_imported(&self, device: &'static DeviceMemory, pool: usize, mark: Mark) {
+        self.holds(device, Handle::Pool(pool), 0, Some(mark));
+    }
+
+    fn holds(&self, device: &'static DeviceMemory, handle: Handle, bytes: u64, mark: Option<Mark>) {
+        // Pools do not end with a context.
+        let context = if let Handle::Pool(_) = handle { 0 } else { device.current_context() };
         let mut pieces = self.pieces();
-        match pieces.by_handle(handle) {
+        if let Some(hold) = pieces.holds.get_mut(&handle) {
+            hold.opens += 1;
+            return;
+        }
+        let name = pieces.import(device, bytes, mark);
+        pieces.holds.insert(handle, Reference { name, context, opens: 1 });
+    }
+
+    /// Gives back what other processes have let go of, and takes over what its exporter has left behind.
+    pub(super) fn sweep(&self) {
+        let freed = self.pieces().sweep();
+        freed.give_back();
+    }
+
+    /// See [`Pieces::shown_otherwise`].
+    pub(super) fn shown_otherwise(&self, device: &DeviceMemory) -> (u64, u64) {
+        self.pieces().shown_otherwise(device)
+    }
+
+    /// The program has made or imported a multicast object, perhaps one of its own.
+    pub(crate) fn multicast(&self, handle: u64, mark: Option<Mark>) {
+        let mut pieces = self.pieces();
+        let own = mark.and_then(|mark| pieces.with_mark(mark));
+        match pieces.by_handle(handle).or(own) {
             Some(name) => pieces.refer(handle, name),
             None => {
                 let name = pieces.make(Payer::Nobody, 0);
                 pieces.handles.insert(handle, (name, 1));
+                if let Some(mark) = mark.filter(|mark| mark.refer()) {
+                    pieces.export(name, |_, _| Some(mark));
+                }
             }
         }
     }
@@ -319,7 +423,7 @@ impl Physical {
         let context = device.current_context();
         let mut pieces = self.pieces();
         let name = pieces.make(Payer::This(device), bytes);
-        pieces.holds.insert(handle, Reference { name, context });
+        pieces.holds.insert(handle, Reference { name, context, opens: 1 });
     }
 
     /// Runs a call that maps a part of external memory; `mapped` is the handle that will free that part.
@@ -340,22 +444,30 @@ impl Physical {
         result
     }
 
-    /// Runs a call that destroys external memory, or frees a part mapped of it.
+    /// Runs a call that destroys external memory or frees a part mapped of it, that closes what was opened, or
+    /// frees what has an IPC handle.
     pub(crate) fn free_external(
         &self,
         handle: Handle,
         call: impl FnOnce() -> CuResult,
     ) -> CuResult {
-        let taken = self.pieces().holds.remove(&handle);
+        let taken = {
+            let mut pieces = self.pieces();
+            let taken = pieces.holds.remove(&handle);
+            if let Some(hold) = taken.filter(|hold| hold.opens > 1) {
+                pieces.holds.insert(handle, Reference { opens: hold.opens - 1, ..hold });
+            }
+            taken
+        };
         let result = call();
         let Some(hold) = taken else { return result };
         let mut pieces = self.pieces();
-        if result.is_ok() {
+        if !result.is_ok() {
+            pieces.holds.insert(handle, hold);
+        } else if hold.opens == 1 {
             let freed = pieces.let_go([hold.name]);
             drop(pieces);
             freed.give_back();
-        } else {
-            pieces.holds.insert(handle, hold);
         }
         result
     }

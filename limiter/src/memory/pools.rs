@@ -7,6 +7,8 @@
 
 use super::device::DeviceMemory;
 use super::holes::Holes;
+use super::marks::Mark;
+use super::physical::Physical;
 use super::reservation::Reservation;
 use super::tracker::{Allocation, Handle};
 use crate::driver_calls::undisturbing;
@@ -16,6 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
 use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// How long a call that has to run alone waits for others, and how long others wait for it, in steps.
@@ -33,6 +36,8 @@ struct Pool {
     live: BTreeMap<u64, u64>,
     /// What has been freed and still belongs to the pool.
     holes: Holes,
+    /// If it was exported.
+    mark: Option<Mark>,
     /// How often it may have given memory back.
     trims: u64,
     /// Whether the program forbids reuse of memory that was freed in another stream, until that stream has
@@ -54,6 +59,7 @@ impl Pool {
             asked: 0,
             live,
             holes,
+            mark: None,
             trims: 0,
             waits: false,
             running: 0,
@@ -111,15 +117,41 @@ impl Pools {
         self.pools().get(&(pool as usize)).map(|pool| pool.device)
     }
 
+    /// The program has exported a pool, as a descriptor or in another way.
+    pub(crate) fn exported(
+        &self,
+        pool: MemoryPool,
+        physical: &Physical,
+        descriptor: Option<RawFd>,
+    ) {
+        if let Some(of) = self.pools().get_mut(&(pool as usize)).filter(|of| of.device.is_some()) {
+            of.mark = Some(physical.pool_exported(descriptor, of.mark));
+        }
+    }
+
     /// Runs `cuMemPoolDestroy`. What was allocated from the pool lives until it is freed, with a charge of
-    /// its own.
-    pub(crate) fn destroy(&self, pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
+    /// its own; what was exported, while other processes may have it.
+    pub(super) fn destroy(
+        &self,
+        pool: MemoryPool,
+        physical: &Physical,
+        call: impl FnOnce() -> CuResult,
+    ) -> CuResult {
+        if let Some(Some(_)) = self.device_of(pool) {
+            self.settle(pool, None);
+        }
         let taken = self.pools().remove(&(pool as usize));
+        let sum =
+            |live: &BTreeMap<u64, u64>| live.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
+        // If the pool has less, some of it has ended with a context, and it is not known what: nothing is given back.
+        let is_known = |pool: &Pool| pool.mark.is_none() && sum(&pool.live) <= pool.charged;
         // Other threads may free memory of the pool at any moment, and must find it.
-        if let Some(Pool { device: Some(device), live, .. }) = &taken {
-            let context = device.current_context();
+        if let Some(of @ Pool { device: Some(device), live, .. }) = &taken
+            && is_known(of)
+        {
             for (&address, &bytes) in live {
-                let allocation = Allocation { kind: MemoryKind::Pool, bytes, context };
+                // It outlives contexts, as its pool does.
+                let allocation = Allocation { kind: MemoryKind::Pool, bytes, context: 0 };
                 device.remember(Handle::Address(address), allocation);
             }
         }
@@ -128,7 +160,7 @@ impl Pools {
         let result = call();
         let Some(mut taken) = taken else { return result };
         if !result.is_ok() {
-            if let Some(device) = taken.device {
+            if let Some(device) = taken.device.filter(|_| is_known(&taken)) {
                 // What is no longer there has been given back by its own free.
                 let Pool { charged, live, .. } = &mut taken;
                 live.retain(|&address, &mut bytes| {
@@ -141,14 +173,20 @@ impl Pools {
             (taken.running, taken.alone) = (0, false);
             self.pools().insert(pool as usize, taken);
         } else if let Some(device) = taken.device {
-            let living = taken.live.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
-            if living > taken.charged {
-                let slot = device.ledger.membership().slot();
-                if let Some(mut opened) = device.ledger.open() {
-                    opened.charge(slot, MemoryKind::Pool, living - taken.charged);
+            match taken.mark {
+                Some(mark) => {
+                    if physical.outlives_pool(device, taken.charged, mark)
+                        && let Some(mut opened) = device.ledger.open()
+                    {
+                        let slot = device.ledger.membership().slot();
+                        opened.charge(slot, MemoryKind::Data, taken.charged);
+                    }
+                    device.ledger.release(MemoryKind::Pool, taken.charged);
                 }
-            } else {
-                device.ledger.release(MemoryKind::Pool, taken.charged - living);
+                None => {
+                    let rest = taken.charged.checked_sub(sum(&taken.live));
+                    device.ledger.release(MemoryKind::Pool, rest.unwrap_or(0));
+                }
             }
         }
         result
@@ -401,9 +439,11 @@ mod tests {
         assert!(pools.device_of(pool).is_none());
         pools.known(pool, None);
         assert!(matches!(pools.device_of(pool), Some(None)));
-        assert!(pools.destroy(pool, || CuResult::INVALID_VALUE) == CuResult::INVALID_VALUE);
+        let physical = Physical::default();
+        let destroy = |result| pools.destroy(pool, &physical, || result);
+        assert!(destroy(CuResult::INVALID_VALUE) == CuResult::INVALID_VALUE);
         assert!(pools.device_of(pool).is_some());
-        assert!(pools.destroy(pool, || CuResult::SUCCESS).is_ok());
+        assert!(destroy(CuResult::SUCCESS).is_ok());
         assert!(pools.device_of(pool).is_none());
     }
 }

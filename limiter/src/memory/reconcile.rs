@@ -367,18 +367,22 @@ fn measure(
     // Pools and graphs give memory back without a call that says so.
     holdings.refresh(device, false);
     let (watch, before) = (changes.watch(device.ledger)?, changes.standing(device.ledger, own));
-    // Memory of other processes that this one uses is charged to them, and NVML shows it here as well.
-    let imported_before = holdings.bytes_of_others(device);
+    // NVML shows exported memory for its exporter or, once that has let go of it, for the last process that has it.
+    let shared_before = holdings.physical.shown_otherwise(device);
     let known_of_others = seen::members_but_own(device.ledger);
     let processes = Processes::now(device.ledger)?;
     let seen = processes.own_bytes(device)?;
     let others = processes.others_beyond(&known_of_others, device.ledger);
     holdings.refresh(device, false);
     let after = changes.standing(device.ledger, own);
-    let imported = holdings.bytes_of_others(device).max(imported_before);
-    let exact = after.is_quiet_since(&before) && imported == imported_before;
+    let (hidden, foreign) = holdings.physical.shown_otherwise(device);
+    let exact = after.is_quiet_since(&before) && (hidden, foreign) == shared_before;
     let taken = if exact { after.taken } else { watch.peak().saturating_sub(own.bytes) };
-    Some(Sight { bytes: seen.saturating_sub(taken).saturating_sub(imported), exact, others })
+    let (seen, taken) = (
+        seen.saturating_add(hidden.min(shared_before.0)),
+        taken.saturating_add(foreign.max(shared_before.1)),
+    );
+    Some(Sight { bytes: seen.saturating_sub(taken), exact, others })
 }
 
 /// The session uses more than it may.

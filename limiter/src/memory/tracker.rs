@@ -20,6 +20,8 @@ pub(crate) enum Handle {
     MipmappedArray(usize),
     /// `cuDestroyExternalMemory`
     External(usize),
+    /// `cuMemPoolDestroy` of an imported pool.
+    Pool(usize),
 }
 
 impl Hash for Handle {
@@ -27,9 +29,10 @@ impl Hash for Handle {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(match *self {
             Self::Address(address) => address,
-            Self::Array(number) | Self::MipmappedArray(number) | Self::External(number) => {
-                number as u64
-            }
+            Self::Array(number)
+            | Self::MipmappedArray(number)
+            | Self::External(number)
+            | Self::Pool(number) => number as u64,
         });
     }
 }

@@ -83,6 +83,10 @@ static void exporter(void) {
     must("cuMemRelease", physical);
     must("cuMemFreeAsync", pooled, NULL);
     must("cuMemPoolDestroy", pool);
+    /* The descriptors still have theirs. */
+    is_left(message.left + PLAIN);
+    close(files[0]);
+    close(files[1]);
     is_left(message.left + PLAIN + PHYSICAL + POOL);
     exit(0);
 }

@@ -97,6 +97,22 @@ fn shared_memory_is_charged_to_its_exporter() {
     checks_itself("shared", 3);
 }
 
+/// Also where the exporter is of another session, and where it ends first.
+#[test]
+fn exported_memory_is_charged_while_anything_refers_to_it() {
+    let stage = Stage::new();
+    let program = stage.compile("exported.c", "exported", &[]);
+    let mut command = stage.limited(&program);
+    command.env("OTHER_SESSION", stage.session("other"));
+    let outcome = outcome(command.env(MEMORY_LIMIT, first_device(2 * GIB))).silent();
+    assert_eq!(outcome.value("left"), (2 * GIB - CONTEXT) / MIB, "{outcome:#?}");
+}
+
+#[test]
+fn memory_that_is_there_before_or_after_its_context_is_charged_once() {
+    checks_itself("orders", 2);
+}
+
 #[test]
 fn contexts_of_every_kind_take_what_they_take() {
     checks_itself("contexts", 1);
