@@ -169,3 +169,40 @@ impl Mark {
         let _ = lock(self.file, libc::F_OFD_SETLK, libc::F_UNLCK, self.start | PAYER, 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_mark_is_held_until_the_last_copy_of_a_descriptor_is_closed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::options().read(true).write(true).open(file.path()).unwrap();
+        let (first, second) = (open(), open());
+        let mark = Mark::put(first.as_raw_fd(), None, 6 << 20).unwrap();
+        assert!(Mark::put(second.as_raw_fd(), Some(mark), 6 << 20) == Some(mark));
+        assert!(Mark::of(second.as_raw_fd()) == Some(mark) && mark.bytes() == 6 << 20);
+        let copy = first.try_clone().unwrap();
+        drop(first);
+        drop(second);
+        assert!(mark.is_held());
+        drop(copy);
+        assert!(!mark.is_held() && !mark.is_paid_elsewhere());
+        // Descriptors without one, and what is no descriptor.
+        assert!(Mark::of(open().as_raw_fd()).is_none() && Mark::of(-1).is_none());
+        assert!(Mark::NONE.is_held());
+    }
+
+    #[test]
+    fn ipc_handles_have_marks_of_their_own() {
+        let mark = |byte: u8| {
+            let mut handle = [7; 64];
+            handle[63] = byte;
+            Mark::of_ipc(&handle)
+        };
+        assert!(mark(1) == mark(1) && mark(1).is_some());
+        assert!((2..=255).all(|byte| mark(byte) != mark(1)));
+    }
+}
