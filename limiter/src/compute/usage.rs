@@ -84,12 +84,15 @@ pub(super) struct Usage {
     served: u64,
     /// Backlog that was counted, on the lanes' scale.
     backlogged: u64,
+    /// Work was under way all the time between the last two moments.
+    lasted: bool,
 }
 
 impl Usage {
     /// From the opening of the gate, when nothing is queued.
     pub(super) const fn new(now: u64, totals: Totals) -> Self {
-        Self { at: now, served: totals.launched_ns, backlogged: totals.backlogged_ns }
+        let (served, backlogged) = (totals.launched_ns, totals.backlogged_ns);
+        Self { at: now, served, backlogged, lasted: false }
     }
 
     /// From the opening of the gate, when what was launched before is not done.
@@ -115,7 +118,11 @@ impl Usage {
             (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
         let told_ns = totals.backlogged_ns;
         let late_ns = told_ns.saturating_sub(self.backlogged);
-        let busy_ns = busy_since.map_or(0, |since| now.saturating_sub(since));
+        let since = busy_since.unwrap_or(now).clamp(self.at.min(now), now);
+        // What was under way until this was last asked ended at some time before that.
+        let began = if self.lasted { self.at.midpoint(since) } else { since };
+        self.lasted = held_ns > 0 && since <= self.at;
+        let busy_ns = now.saturating_sub(began);
         let backlogged_ns = late_ns.max(busy_ns).min(held_ns);
         // A batch that began before this was last asked tells of more than the time since then: the rest makes
         // up for what was missing then. And what was seen to be busy will be told of again.
@@ -194,6 +201,21 @@ mod tests {
         }
         assert_eq!(sum.held_ns, 2_000 * MS);
         assert!((990 * MS..=1_000 * MS).contains(&sum.backlogged_ns), "{sum:?}");
+    }
+
+    /// The governor does not see when it ended.
+    #[test]
+    fn what_lasted_ended_halfway() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let mut backlogged = |at: u64, since: Option<u64>| {
+            usage.until(at * MS, totals(0, 0), since.map(|at| at * MS)).backlogged_ns / 1_000
+        };
+        assert_eq!(backlogged(4, Some(1)), 3_000);
+        assert_eq!(backlogged(8, None), 0, "it may have been short");
+        assert_eq!(backlogged(12, Some(8)), 4_000);
+        assert_eq!(backlogged(16, None), 2_000);
+        assert_eq!(backlogged(20, None), 0);
+        assert_eq!((backlogged(24, Some(20)), backlogged(28, Some(26))), (4_000, 3_000));
     }
 
     /// Estimates that are too low do not matter where work was always queued, and ones that are too high

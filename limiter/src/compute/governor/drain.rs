@@ -146,7 +146,6 @@ impl Tenure {
             } else if !self.is_uneven(begun)
                 && waits_for_held_work(gate, &lanes, now.saturating_sub(since))
             {
-                waited = true;
                 break;
             } else if let Some(set) = gate
                 .collectives()
@@ -345,7 +344,7 @@ fn expected_end(now: u64, lanes: &LaneList) -> Option<u64> {
 /// Whether what has begun should have been done after so long without progress. Then it waits for what is held in
 /// another stream: it needs no time until the gate opens again.
 fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
-    const LEAST_NS: u64 = 500_000;
-    let lasts = |ns: u64| ns.saturating_add(LEAST_NS).saturating_mul(5) / 4;
+    const LEAST_NS: u64 = 20_000_000;
+    let lasts = |ns: u64| ns.saturating_mul(2).max(LEAST_NS);
     gate.holds_work() && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
 }

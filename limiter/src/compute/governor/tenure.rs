@@ -106,7 +106,8 @@ impl Tenure {
     /// Since when some lane has had work under way all the time. Each is asked, so that each one's progress is seen.
     pub(super) fn busy_since(&self, lanes: &LaneList) -> Option<u64> {
         // Each is asked: the least of them needs all.
-        lanes.iter().filter_map(|lane| lane.busy_since(self.gate.governors())).min()
+        let governors = self.gate.governors();
+        lanes.iter().filter_map(|lane| lane.busy_since(governors, self.usage.at())).min()
     }
 
     /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
@@ -348,7 +349,7 @@ impl Tenure {
     fn until_look(&self, now: u64) -> u64 {
         if self.gate.stream_gate().is_some() && self.gate.collectives().catch_up() {
             POLL_NS
-        } else if self.gate.stream_gate().is_some() && self.lease.id.is_some() && !self.is_kept {
+        } else if self.gate.stream_gate().is_some() && !self.is_kept {
             SHORTEST_LOOK_NS
         } else {
             until_look(now).min(now.saturating_sub(self.begun).max(FIRST_LOOK_NS))

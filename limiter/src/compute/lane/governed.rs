@@ -3,7 +3,7 @@
 use super::super::Gate;
 use super::super::behind::Behind;
 use super::super::usage::Totals;
-use super::super::{driver_calls, is_capturing, within};
+use super::super::{clock, driver_calls, is_capturing, within};
 use super::in_stream::InStream;
 use super::order::Order;
 use super::turnstile::Turnstile;
@@ -51,20 +51,32 @@ impl core::fmt::Debug for Lane {
 
 impl Lane {
     /// Since when the lane has had work under way all the time, as far as can be told: since the oldest batch that is
-    /// not done ended. `None`: there is none. To be asked by the governor.
-    pub(in crate::compute) fn busy_since(&self, governors: &Visits) -> Option<u64> {
-        if self.batches.done() >= self.batches.recorded() || self.life.is_lost() {
+    /// not done ended. Launches that no batch covers yet began by the last look, at `looked`, or about halfway from there
+    /// to now. `None`: there is no work. To be asked by the governor, which may be in the driver.
+    pub(in crate::compute) fn busy_since(&self, governors: &Visits, looked: u64) -> Option<u64> {
+        let activity = self.activity();
+        let goes_on = self.looked_at.swap(activity, Relaxed) != activity;
+        let covered = self.count.uncovered.load(Acquire) == 0 || self.pace.is_closed();
+        if covered && self.batches.done() >= self.batches.recorded() || self.life.is_lost() {
             return None;
         }
-        if let Some(own) = self.in_stream() {
-            let _ = self.see_done(own);
-        } else {
-            let _pin = governors.try_enter()?;
-            within(self.context, || self.see_progress())?;
+        let _pin = governors.try_enter()?;
+        match self.in_stream() {
+            Some(own) => drop(self.see_done(own)),
+            None => within(self.context, || self.see_progress())?,
         }
         let (done, recorded) = (self.batches.done(), self.batches.recorded());
-        let since = self.batch(done + 1).at.load(Relaxed);
-        (done < recorded && !self.may_wait()).then_some(since)
+        let since = if done < recorded {
+            self.batch(done + 1).at.load(Relaxed)
+        } else if covered || within(self.context, || self.has_idle_stream(activity))? != Some(false)
+        {
+            return None;
+        } else if goes_on {
+            looked.midpoint(clock::now())
+        } else {
+            looked
+        };
+        (!self.may_wait()).then_some(since)
     }
 
     /// Has the thread's next launch see whether there still is work. To be called by the governor.
@@ -151,7 +163,7 @@ impl Lane {
     /// Whether everything launched has been done; where it is held in its stream, all that has begun. To be called by
     /// the governor, pinned.
     pub(in crate::compute) fn is_drained(&self, gate: &Gate) -> bool {
-        if let Some(is_drained) = self.is_drained_behind(gate) {
+        if let Some(is_drained) = self.is_drained_behind(gate, true) {
             return is_drained;
         }
         if self.calling_since.load(Acquire) != 0 || self.is_launching() {
@@ -168,7 +180,8 @@ impl Lane {
         }
         let asked = within(self.context, || {
             self.see_progress();
-            self.batches.done() >= recorded && (!uncovered || self.has_idle_stream(activity))
+            self.batches.done() >= recorded
+                && (!uncovered || self.has_idle_stream(activity).unwrap_or(true))
         });
         // A context that cannot be entered is gone.
         let drained = asked.unwrap_or_else(|| {
@@ -183,23 +196,23 @@ impl Lane {
 
     /// Whether the driver says that nothing is left to be done, in the lane's context. For launches that no batch's end
     /// covers, because their thread is busy elsewhere. Nothing is put into the stream for it: in the legacy one an event
-    /// would tie the blocking streams together. `activity`: the lane's, of before.
-    fn has_idle_stream(&self, activity: u64) -> bool {
+    /// would tie the blocking streams together. `activity`: the lane's, of before. `None`: it cannot be asked.
+    pub(super) fn has_idle_stream(&self, activity: u64) -> Option<bool> {
         // The calling thread cannot name another thread's default stream; what is in there and not covered is less than
         // a batch. Work that is being captured does not run.
         if self.stream == STREAM_PER_THREAD || is_capturing(self.stream) {
-            return true;
+            return None;
         }
         let is_idle = driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
         if let Some(own) = self.in_stream().filter(|_| is_idle) {
             own.was_idle(activity);
         }
-        is_idle
+        Some(is_idle)
     }
 
     /// The same without asking the driver, at a closed gate.
     pub(in crate::compute) fn is_seen_drained(&self, gate: &Gate) -> bool {
-        if let Some(is_drained) = self.is_drained_behind(gate) {
+        if let Some(is_drained) = self.is_drained_behind(gate, false) {
             return is_drained;
         }
         let covered = self.count.uncovered.load(Acquire) == 0;

@@ -89,6 +89,8 @@ pub(crate) struct Lane {
     taken: Taken,
     /// [`Lane::activity`] when the governor last looked for what is not needed any more.
     idle_since: AtomicU64,
+    /// The same when it last looked whether there is work.
+    looked_at: AtomicU64,
     looks: Looks,
     hold: Hold,
     /// The event that covers the last launch of unknown duration.
@@ -132,6 +134,7 @@ impl Lane {
             sampling: Sampling::default(),
             taken: Taken::default(),
             idle_since: AtomicU64::new(NEVER),
+            looked_at: AtomicU64::new(NEVER),
             looks: Looks::default(),
             hold: Hold::default(),
             unknown_until: AtomicU64::new(0),

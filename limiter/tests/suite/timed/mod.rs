@@ -14,4 +14,5 @@ mod near_the_limit;
 mod observer;
 mod odd_launches;
 mod reconcile;
+mod varying;
 mod while_held;

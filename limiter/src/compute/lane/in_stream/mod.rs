@@ -14,7 +14,7 @@ use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
 use super::super::together::CATCH_UP_NS;
-use super::super::{Gate, clock, driver_calls, words};
+use super::super::{Gate, clock, driver_calls, within, words};
 use super::batches::BATCHES;
 use super::order::Order;
 use super::turnstile::Turnstile;
@@ -408,8 +408,8 @@ impl Lane {
     }
 
     /// Whether all that has begun is done, at a closed gate; `None`: nothing can be held. A thread that launches is not
-    /// waited for: the driver may have it wait for what is held.
-    pub(super) fn is_drained_behind(&self, gate: &Gate) -> Option<bool> {
+    /// waited for: the driver may have it wait for what is held. `asks`: the governor is in the driver.
+    pub(super) fn is_drained_behind(&self, gate: &Gate, asks: bool) -> Option<bool> {
         if self.life.is_lost() {
             return Some(true);
         }
@@ -424,8 +424,14 @@ impl Lane {
         if begun <= recorded {
             return Some(done >= begun);
         }
-        // No mark says when what the last one does not cover is done.
+        // No mark says when what the last one does not cover is done. The driver knows; estimates are for where it cannot
+        // be asked.
         let tail = self.count.uncovered.load(Acquire) > 0 && !self.is_seen_idle(own);
+        let activity = self.activity();
+        let ask = || within(self.context, || self.has_idle_stream(activity)).unwrap_or(Some(true));
+        if let Some(is_idle) = (tail && asks).then(ask).flatten() {
+            return Some(done >= recorded && is_idle);
+        }
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
         // A collective may wait for another device. If the program goes on, a mark comes behind it.
