@@ -3,8 +3,8 @@
 //! If the session had the device to itself, the estimate is their mean. So it is right also for work whose time varies.
 //! If another session may have used the device as well, some samples include its time slices, and its use of the caches
 //! makes all of them longer. Then the estimate is the lower quartile. If that is close to the lower quartile of earlier
-//! undisturbed samples, their mean stays the estimate. Pure, apart from a lock that is taken for each sample. How a launch finds the
-//! estimate of its kind: [`super::kinds`].
+//! undisturbed samples, their mean stays the estimate. Pure, apart from a lock that is taken for each sample. How a launch
+//! finds the estimate of its kind: [`super::kinds`].
 
 use super::family::{Family, Guess};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

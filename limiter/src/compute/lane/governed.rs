@@ -2,6 +2,7 @@
 
 use super::super::Gate;
 use super::super::behind::Behind;
+use super::super::fast_path::FAST_PATH;
 use super::super::usage::Totals;
 use super::super::{clock, driver_calls, is_capturing, within};
 use super::in_stream::InStream;
@@ -11,7 +12,7 @@ use super::{AT_ONCE, CLOSED, Lane};
 use crate::exit_guard::Visits;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use driver::cuda::{CuResult, STREAM_PER_THREAD, Stream};
+use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 use std::sync::Arc;
 
 /// What has become of a lane's context and thread.
@@ -61,15 +62,15 @@ impl Lane {
             return None;
         }
         let _pin = governors.try_enter()?;
-        match self.in_stream() {
-            Some(own) => drop(self.see_done(own)),
-            None => within(self.context, || self.see_progress())?,
+        if let Some(own) = self.in_stream() {
+            let _ = self.see_done(own);
+        } else {
+            within(self.context, || self.see_progress())?;
         }
         let (done, recorded) = (self.batches.done(), self.batches.recorded());
         let since = if done < recorded {
             self.batch(done + 1).at.load(Relaxed)
-        } else if covered || within(self.context, || self.has_idle_stream(activity))? != Some(false)
-        {
+        } else if covered || self.has_idle_tail(activity) != Some(false) {
             return None;
         } else if goes_on {
             looked.midpoint(clock::now())
@@ -210,7 +211,16 @@ impl Lane {
         Some(is_idle)
     }
 
-    /// The same without asking the driver, at a closed gate.
+    /// Whether what no batch covers is done, by the driver; `None`: it cannot tell. The legacy stream has work for as long as
+    /// another one does, which may wait for something outside of the device.
+    pub(super) fn has_idle_tail(&self, activity: u64) -> Option<bool> {
+        if self.may_wait() || self.stream == STREAM_LEGACY && FAST_PATH.has_outside() {
+            return None;
+        }
+        within(self.context, || self.has_idle_stream(activity)).unwrap_or(Some(true))
+    }
+
+    /// Like [`Self::is_drained`] without asking the driver, at a closed gate.
     pub(in crate::compute) fn is_seen_drained(&self, gate: &Gate) -> bool {
         if let Some(is_drained) = self.is_drained_behind(gate, false) {
             return is_drained;

@@ -14,7 +14,7 @@ use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
 use super::super::together::CATCH_UP_NS;
-use super::super::{Gate, clock, driver_calls, within, words};
+use super::super::{Gate, clock, driver_calls, words};
 use super::batches::BATCHES;
 use super::order::Order;
 use super::turnstile::Turnstile;
@@ -424,12 +424,10 @@ impl Lane {
         if begun <= recorded {
             return Some(done >= begun);
         }
-        // No mark says when what the last one does not cover is done. The driver knows; estimates are for where it cannot
-        // be asked.
+        // No mark says when what the last one does not cover is done. The driver may know.
         let tail = self.count.uncovered.load(Acquire) > 0 && !self.is_seen_idle(own);
-        let activity = self.activity();
-        let ask = || within(self.context, || self.has_idle_stream(activity)).unwrap_or(Some(true));
-        if let Some(is_idle) = (tail && asks).then(ask).flatten() {
+        let asked = if tail && asks { self.has_idle_tail(self.activity()) } else { None };
+        if let Some(is_idle) = asked {
             return Some(done >= recorded && is_idle);
         }
         let tail_ns =
