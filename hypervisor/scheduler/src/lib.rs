@@ -70,6 +70,7 @@ use audit::Audit;
 pub use density::Class;
 pub use gang::{Gangs, NoGang};
 pub use limits::turns::Handover;
+use preempt::Next;
 pub use together::Offer;
 use together::Reserved;
 use trust::Doubt;
@@ -183,7 +184,8 @@ impl Scheduler {
     }
 
     /// Adds a session with an empty account, or changes a known session's quota from now on. What
-    /// the session has earned and what it owes stay.
+    /// the session has earned and what it owes stay. Where it may have less than before, its leases end now, if they can
+    /// be stopped: they were granted for more.
     ///
     /// # Errors
     /// [`ScheduleError::NoShare`], [`ScheduleError::NotScheduled`].
@@ -202,7 +204,15 @@ impl Scheduler {
         self.settle(session, now);
         let virtual_now = self.mean_virtual_time();
         match self.sessions.get_mut(&session) {
-            Some(present) => present.account.set_quota(quota, now),
+            Some(present) => {
+                let before = most_ppm(present.account.quota());
+                present.account.set_quota(quota, now);
+                if most_ppm(&quota) < before {
+                    for worker in present.members.clone() {
+                        self.stop_early(worker, Next::InTurn, now);
+                    }
+                }
+            }
             None => {
                 let mut account = Account::new(quota, now);
                 account.join_turns(virtual_now);
@@ -481,6 +491,11 @@ impl Scheduler {
             .any(|other| Some(other.session) != session && !other.has_passed());
         company
     }
+}
+
+/// The most that a session gets, however little others want.
+fn most_ppm(quota: &ComputeLimit) -> u32 {
+    if quota.takes_spare() { quota.ceiling_ppm().unwrap_or(PPM_ONE) } else { quota.share_ppm }
 }
 
 /// `ppm` millionths of a time.

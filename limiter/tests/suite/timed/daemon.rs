@@ -367,3 +367,37 @@ fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     assert!(longest < outcome.busy.most_ms(200) as f64, "{result}");
     daemon.kill();
 }
+
+/// A session whose user stops its process again and again while it holds the device: others wait for what it has begun,
+/// and not for the process.
+#[test]
+fn who_is_stopped_while_it_holds_the_device_keeps_others_little() {
+    for (stopped_ms, runs_ms) in [(250, 250), (70, 20)] {
+        let stage = Stage::new();
+        let _daemon = daemon(&stage);
+        let tenant = |name, seconds| {
+            let mut command = limited(&stage, name, 50, &socket(&stage));
+            start(command.args(["dense", "--kernel-us", "1000", "--seconds", seconds]))
+        };
+        let stopper = tenant("stopper", "20");
+        std::thread::sleep(Duration::from_millis(500));
+        let victim = tenant("victim", "4");
+        std::thread::sleep(Duration::from_millis(500));
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(4) {
+            kill_process(stopper.pid(), Signal::STOP).unwrap();
+            std::thread::sleep(Duration::from_millis(stopped_ms));
+            kill_process(stopper.pid(), Signal::CONT).unwrap();
+            std::thread::sleep(Duration::from_millis(runs_ms));
+        }
+        let victim = victim.end().silent();
+        stopper.kill();
+        let pauses = victim.json()["pauses"].clone();
+        let (percent, busy) = (victim.percent(1000.0), victim.busy);
+        println!("{stopped_ms}/{runs_ms}: {percent:.1} %, {pauses}, {busy:?}");
+        assert!(percent >= busy.least(43.0, 0.0), "{percent:.1} %, {pauses}, {busy:?}");
+        // The rest of the longest lease, and the grace.
+        let longest_ms = pauses["longest_ms"].as_f64().unwrap();
+        assert!(longest_ms <= 150.0, "{stopped_ms}/{runs_ms}: {pauses}");
+    }
+}

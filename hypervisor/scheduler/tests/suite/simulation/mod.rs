@@ -23,6 +23,8 @@ pub(crate) const SECOND: u64 = 1_000 * MS;
 const WHOLE: u64 = 1_000_000;
 /// What it takes the daemon to see a gate page.
 const PAGE_NS: u64 = 50_000;
+/// How often a worker says that what it began is not done.
+const STILL_DRAINS_NS: u64 = 10 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -341,7 +343,7 @@ impl Simulation {
         let ends_at = self.held[&worker].ends_at;
         if ends_at <= self.now {
             // It drains: a `Stop` event is on its way.
-            self.schedule(self.now + 50 * MS, Event::Tell(worker, lease));
+            self.schedule(self.now + STILL_DRAINS_NS, Event::Tell(worker, lease));
             return;
         }
         let wants = self.idles_for(session).is_none();
@@ -389,8 +391,8 @@ impl Simulation {
         let mine = self.held.get_mut(&worker).unwrap();
         mine.ends_at = ends_at.min(self.now);
         let lease = mine.lease;
-        if overrun > 50 * MS {
-            self.schedule(ends_at + 50 * MS, Event::Tell(worker, lease));
+        if overrun > STILL_DRAINS_NS {
+            self.schedule(ends_at + STILL_DRAINS_NS, Event::Tell(worker, lease));
         }
         self.schedule(ends_at + overrun, Event::Stop(worker, lease));
     }
