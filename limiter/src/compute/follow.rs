@@ -76,6 +76,9 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
         tracing::info!("device {}: limits are now {limits:?}", gate.ledger().uuid());
     }
     changed(is_other);
-    // The daemon is to know.
+    // The daemon is to know, and a lease under way may be too long.
     gate.demand().ring();
+    if let Some(gate) = gate.stream_gate() {
+        gate.ring();
+    }
 }

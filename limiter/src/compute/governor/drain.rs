@@ -11,7 +11,7 @@ use super::POLL_NS;
 use super::tenure::Tenure;
 
 /// How often the account is told of work that still runs.
-const TELL_NS: u64 = 20_000_000;
+const TELL_NS: u64 = 10_000_000;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
 /// thread.
 const STUCK_NS: u64 = 1_000_000_000;
@@ -78,6 +78,7 @@ impl Tenure {
         let lanes = gate.lanes();
         let begun = clock::now();
         let busy_since = gate.inside(&lanes).and_then(|_inside| self.busy_since(&lanes));
+        self.measure(begun, busy_since);
         self.look(begun, busy_since);
         let mut done_before = 0;
         let mut since = begun;
@@ -216,7 +217,9 @@ impl Tenure {
         }
         if is_drained {
             // At some time between the last two looks, and they may be far apart on a busy machine.
-            self.look_at_the_rest(unfinished_at.midpoint(now), waited);
+            let done_at = unfinished_at.midpoint(now);
+            self.measure(done_at, (!waited && !was_stuck).then_some(0));
+            self.look_at_the_rest(done_at, waited);
             self.usage.drained(gate.device_lanes().totals());
             self.look(now, None);
         } else {

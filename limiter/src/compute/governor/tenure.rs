@@ -9,6 +9,7 @@ use super::super::together::CATCH_UP_NS;
 use super::super::usage::{Totals, Usage, Used};
 use super::super::work::SPREAD;
 use super::{LeaseUtilization, Neighbours, POLL_NS};
+use core::sync::atomic::Ordering;
 
 /// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
 /// program could have.
@@ -49,6 +50,8 @@ pub(super) struct Tenure {
     renew_at: Option<u64>,
     /// What was done when launches were last measured, and when that was.
     measured: Option<Measured>,
+    /// The changes of the session's limits that the lease knows of.
+    changes: u32,
     /// What had been done when something was last seen to be, and when that was.
     progressed: (u64, u64),
     /// It is not used, and kept because nobody else waits for it.
@@ -81,7 +84,8 @@ impl Tenure {
         let usage = if left { Usage::with_rest(begun, totals) } else { Usage::new(begun, totals) };
         gate.lanes().iter().for_each(|lane| lane.forget_question());
         let (used, renew_at) = (Used::default(), renewal(now, &lease));
-        let (_, done_before_ns) = gate.lanes().done_launches();
+        let (launches, done_before_ns) = gate.lanes().done_launches();
+        let measured = Measured { at: now, launches, estimated_ns: done_before_ns, busy: true };
         let progressed = (gate.lanes().progress(), now);
         let begun = now;
         Self {
@@ -92,7 +96,8 @@ impl Tenure {
             begun,
             done_before_ns,
             renew_at,
-            measured: None,
+            measured: Some(measured),
+            changes: limit_changes(gate),
             progressed,
             is_kept: false,
         }
@@ -112,7 +117,7 @@ impl Tenure {
 
     /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
     /// others it may be theirs, and together with other devices work waits for those.
-    fn measure(&mut self, now: u64, busy_since: Option<u64>) {
+    pub(super) fn measure(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
         // Short leases of gates in streams have no more, and batches there tell exactly.
         let least_ns = if gate.stream_gate().is_some() { 1_000_000 } else { 3_000_000 };
@@ -209,12 +214,20 @@ impl Tenure {
                 }
             }
             drop(inside);
-            if self.renew_at.is_some_and(|at| now >= at) {
+            // Under other limits it may be too long.
+            let changed = core::mem::replace(&mut self.changes, limit_changes(self.gate));
+            let changed = changed != self.changes && self.lease.id.is_none();
+            if changed || self.renew_at.is_some_and(|at| now >= at) {
                 self.remove_abandoned();
                 utilization.add(self.used);
                 self.tell_use("");
-                let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
-                let goes_on = renewed.end > self.lease.end;
+                let used = core::mem::take(&mut self.used);
+                let renewed = match account.renew(self.lease, used) {
+                    // It has nothing left of what it was granted.
+                    renewed if changed && renewed == self.lease => Lease { end: now, ..renewed },
+                    renewed => renewed,
+                };
+                let goes_on = changed || renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
                 self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
@@ -325,7 +338,8 @@ impl Tenure {
                 gate.budget().sleep_unless_wanted(left);
             }
             let left = until.saturating_sub(clock::now());
-            if left == 0 || self.is_stopped() || self.is_kept && !self.may_be_kept() {
+            let is_other = self.is_stopped() || self.is_kept && !self.may_be_kept();
+            if left == 0 || is_other || self.changes != limit_changes(gate) {
                 return;
             }
             if gate.budget().is_wanted() {
@@ -380,6 +394,11 @@ impl Tenure {
             lane.destroy_events();
         }
     }
+}
+
+/// How often the session's limits have changed.
+fn limit_changes(gate: &Gate) -> u32 {
+    gate.ledger().page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
 }
 
 /// When to ask for more of a lease: at its half. As much as it has left may be outstanding, and a lease that goes on

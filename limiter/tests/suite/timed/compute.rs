@@ -330,3 +330,20 @@ fn work_that_waits_for_what_is_launched_next() {
     println!("{rounds} rounds, {longest} ms");
     assert!(longest < SOON_MS && rounds > 10, "{outcome:#?}");
 }
+
+/// A program that launches far ahead, and whose kernels take longer than others of the same function did: what it has
+/// begun at the end of each lease is paid for.
+#[test]
+fn a_small_share_holds_from_the_first_launch() {
+    let stage = Stage::new();
+    let mut command = stage.limited(built("tenant"));
+    command.env(COMPUTE_LIMIT, first_device(2));
+    command.args("dense --kernel-us 1000 --seconds 4 --windows 1".split(' '));
+    let limited = outcome(&mut command).silent();
+    let windows = limited.json()["windows"].clone();
+    let done_ms: f64 = windows.as_array().unwrap().iter().map(|one| one.as_f64().unwrap()).sum();
+    // What 4.1 s earn, one millisecond, and what a governor that comes late lets through at last.
+    let most_ms = 0.02 * 4_100.0 + 1.0 + 12.0;
+    assert!(done_ms <= most_ms, "{windows} ms: {done_ms:.1} of {most_ms:.1}");
+    assert!(done_ms >= limited.busy.least(20.0, 0.0), "{windows}, {:?}", limited.busy);
+}

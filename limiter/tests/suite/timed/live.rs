@@ -1,7 +1,8 @@
 //! Limits that are set and lifted while programs run. These measure, so run one test at a time.
 
 use crate::common::{
-    Busy, CONTEXT, GIB, MIB, Measured, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
+    Busy, CONTEXT, GIB, MIB, Measured, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
+    gates_are_in_streams, skipped, start,
 };
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use limits::env::GATES;
@@ -129,6 +130,36 @@ fn a_share_comes_and_goes_while_a_program_runs() {
     let at_last = tenant.percent(4);
     let rates = [free, limited, more, least, again, at_last];
     follow(&rates, &[100.0, 20.0, 60.0, 1.0, 100.0, 20.0], measured.end());
+}
+
+/// 64 kernels are queued, and a lease of 99 % lasts for 30 ms.
+#[test]
+fn a_share_that_is_lowered_holds_what_is_queued() {
+    if !gates_are_in_streams() {
+        return skipped("what a thread has launched cannot be held");
+    }
+    let stage = Stage::new();
+    let (tenant, file) = (built("tenant"), stage.folder().join("progress"));
+    let options = "dense --kernel-us 1000 --iterations 1000000 --seconds 60 --progress=0.01";
+    let script = format!("exec '{}' {options} >{}", tenant.display(), file.display());
+    let _running = start(stage.limited("sh").args(["-c", &script]));
+    let (page, progress) = (page(&stage), Progress(file));
+    progress.has(2);
+    let kernels = || progress.lines().last().map_or(0.0, |last| last.1);
+    let mut after: Vec<f64> = (0..7)
+        .map(|_| {
+            give_share(&page, 99);
+            std::thread::sleep(Duration::from_millis(300));
+            let before = kernels();
+            give_share(&page, 1);
+            std::thread::sleep(Duration::from_millis(200));
+            kernels() - before
+        })
+        .collect();
+    after.sort_by(f64::total_cmp);
+    println!("{after:.0?} ms");
+    // What 300 ms earn, one millisecond, what runs, and what had been done before and not been seen.
+    assert!(after[3] <= 3.0 + 1.0 + 2.0 + 10.0, "{after:.0?} ms");
 }
 
 #[test]

@@ -276,13 +276,12 @@ impl Lane {
         (gate.lease_ns() / BATCHES_OF_LEASE).clamp(SHORTEST_BATCH_NS, LONGEST_BATCH_NS)
     }
 
-    /// How many launches a batch has at most, by what launches took lately; fewer if that is not known.
+    /// How many launches a batch has at most, by what launches took lately. While that is not known: as many as the
+    /// lease has milliseconds, up to four.
     pub(super) fn most_launches(&self, gate: &Gate) -> u32 {
-        const UNMEASURED: u32 = 4;
-        let most = self
-            .batch_ns(gate)
-            .checked_div(gate.launch_ns())
-            .map_or(UNMEASURED.into(), |most| most.max(1));
+        let unmeasured = || (gate.lease_ns() / 1_000_000).min(4);
+        let most = self.batch_ns(gate).checked_div(gate.launch_ns());
+        let most = most.unwrap_or_else(unmeasured).max(1);
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
