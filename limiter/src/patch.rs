@@ -14,6 +14,7 @@ use driver::nvml::NvmlReturn;
 use hook::loader;
 use hook::{Patch, PatchBatch, Slot};
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::panic::{self, AssertUnwindSafe};
 
 /// The libraries seen in the loader's list.
@@ -42,15 +43,43 @@ pub(crate) unsafe fn start() {
     not_cancelled(|| {
         // SAFETY: the caller is a constructor.
         if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
-            // What is loaded already is patched all the same.
-            on_change();
-            if may_be_limited(&configuration()) {
-                report::once(format_args!(
-                    "{error}; a driver that is loaded from now on is NOT limited, and cannot be refused"
-                ));
-            }
+            not_watched(&error);
         }
     });
+}
+
+/// Nobody tells of libraries that are loaded from now on. So the driver is loaded now, and patched.
+fn not_watched(error: &loader::WatchError) {
+    let config = configuration();
+    let is_limited = may_be_limited(&config);
+    let load = |library: Library| {
+        let name = CString::new(library.soname()).unwrap_or_default();
+        // SAFETY: a constructor may load libraries. Each stays loaded: its next load would not be noticed.
+        unsafe { !libc::dlopen(name.as_ptr(), libc::RTLD_LAZY).is_null() }
+    };
+    // NVML may be missing.
+    let [has_driver, _] = [Library::Cuda, Library::Nvml].map(|library| is_limited && load(library));
+    on_change();
+    if unpatched::failure().is_some() {
+        // It was announced.
+    } else if has_driver {
+        report::once(format_args!("{error}; a driver that is loaded from another file is NOT limited"));
+    } else if is_limited {
+        cannot_refuse(&error.to_string(), &config);
+    }
+}
+
+/// Calls of a driver that has not started neither arrive nor can be refused. The last resort is that it finds no device.
+fn cannot_refuse(failure: &str, config: &Option<Config>) {
+    if on_failure(config) == OnFailure::Open {
+        let _ = LimiterFailure(failure.to_owned()).lets_pass(OnFailure::Open);
+        return;
+    }
+    // SAFETY: constants. Other threads that read the environment at this moment are the C library's to deal with.
+    unsafe { libc::setenv(c"CUDA_VISIBLE_DEVICES".as_ptr(), c"-1".as_ptr(), 1) };
+    report::once(format_args!(
+        "{failure}; CUDA_VISIBLE_DEVICES=-1 hides all GPUs from this process; if it sets that itself, it is NOT limited"
+    ));
 }
 
 /// Runs `work` in the middle of the loader's work, which cannot be unwound. A panic ends here.
@@ -85,6 +114,10 @@ fn configuration() -> Option<Config> {
     environment::decided().ok().map(|decided| decided.config)
 }
 
+fn on_failure(config: &Option<Config>) -> OnFailure {
+    config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure)
+}
+
 /// Whether there is any limit. What cannot be read may hold one.
 fn may_be_limited(config: &Option<Config>) -> bool {
     config.as_ref().is_none_or(|config| !config.control_disabled && device::is_limited(config))
@@ -98,13 +131,10 @@ fn announce(reached: bool) {
     if !may_be_limited(&config) {
         return;
     }
-    let on_failure = config.map_or(OnFailure::Closed, |config| config.on_failure);
-    if reached || on_failure == OnFailure::Open {
-        let _ = LimiterFailure(failure.to_owned()).lets_pass(on_failure);
+    if reached {
+        let _ = LimiterFailure(failure.to_owned()).lets_pass(on_failure(&config));
     } else {
-        report::once(format_args!(
-            "{failure}; GPU calls of this process are NOT limited, and cannot be refused"
-        ));
+        cannot_refuse(failure, &config);
     }
 }
 
@@ -267,6 +297,7 @@ fn patch_all(kind: Library, library: &loader::Library, slots: bool) -> Patched {
 }
 
 fn patch(kind: Library, library: loader::Library) {
+    let is_first = unpatched::failure().is_none();
     let Patched { engine, found, patches } = patch_all(kind, &library, true);
     let patches: HashMap<usize, &Patch> =
         patches.iter().map(|patch| (patch.address, patch)).collect();
@@ -312,25 +343,27 @@ fn patch(kind: Library, library: loader::Library) {
         ));
         announce(false);
     }
-    close(&found);
+    close(&found, is_first);
 }
 
 /// Says at once what could not be patched. Where the hook of `cuInit` is among it, `cuInit` itself is made to
-/// refuse: without it no other call works.
-fn close(found: &[Found]) {
+/// refuse: without it no other call works. `is_first`: nothing failed before, so what NVML lacks was not announced.
+fn close(found: &[Found], is_first: bool) {
     if found.iter().all(|function| function.outcome.is_ok()) {
         return;
     }
     let init = found.iter().find(|function| function.hook.symbol == "cuInit");
+    let is_driver = found.iter().any(|function| function.hook.library == Library::Cuda);
     let reached = init.is_none_or(|init| init.outcome.is_ok() || refuses(init));
-    announce(reached);
+    if is_driver || is_first {
+        announce(reached);
+    }
 }
 
 /// Makes a function refuse its calls, where the policy is to refuse them.
 fn refuses(function: &Found) -> bool {
     let config = configuration();
-    let closed = may_be_limited(&config)
-        && config.map_or(OnFailure::Closed, |config| config.on_failure) == OnFailure::Closed;
+    let closed = may_be_limited(&config) && on_failure(&config) == OnFailure::Closed;
     // SAFETY: as in `patch_all`; `cuInit` is longer than six bytes, and returns a CUresult.
     closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
 }
@@ -358,7 +391,7 @@ fn further_copy(kind: Library, library: &loader::Library) {
                     failed(format!("{copy}: {}: {error}", function.hook.symbol));
                 }
             }
-            close(&found);
+            close(&found, true);
         }
     }
 }

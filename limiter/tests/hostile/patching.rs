@@ -42,11 +42,11 @@ fn patches_that_do_not_last_refuse_the_device() {
 }
 
 #[test]
-fn where_nothing_can_be_written_a_line_says_that_nothing_is_limited() {
-    let outcome = loader("all", |_| ()).succeeded();
-    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 0), "{outcome:#?}");
-    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
-    assert!(outcome.stderr.contains("NOT limited, and cannot be refused"), "{outcome:#?}");
+fn where_nothing_can_be_written_the_driver_finds_no_device() {
+    let outcome = loader("all", |_| ());
+    assert_eq!((outcome.code(), outcome.complaints().len()), (97, 2), "{outcome:#?}");
+    assert!(outcome.stderr.contains("CUresult 100"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("hides all GPUs from this process"), "{outcome:#?}");
 }
 
 #[test]
@@ -90,20 +90,29 @@ fn a_process_of_a_limited_session_is_refused_without_a_limit_of_its_own() {
     assert!(refused(&second), "{second:#?}");
 }
 
-/// Then nobody tells of libraries that are loaded. What is loaded with the program is patched all the same.
+/// Then nobody tells of libraries that are loaded. What is loaded with the program is patched all the same, and so is the
+/// driver, which is loaded at once.
 #[test]
 fn a_loader_that_cannot_be_watched_is_said() {
     let later = loader("loader", |_| ()).succeeded();
+    assert_eq!((later.value("little"), later.value("much")), (0, 2), "{later:#?}");
     assert_eq!(later.complaints().len(), 1, "{later:#?}");
     assert!(
-        later.stderr.contains("a driver that is loaded from now on is NOT limited"),
+        later.stderr.contains("a driver that is loaded from another file is NOT limited"),
         "{later:#?}"
     );
     loader("loader", |command| {
         command.env_remove(MEMORY_LIMIT);
     })
     .silent();
+    // The driver is not where it is looked for.
     let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let mut command = on_such_a_machine(&stage, program, "loader");
+    command.env_remove("LD_LIBRARY_PATH").env(MEMORY_LIMIT, first_device("1GiB"));
+    let elsewhere = outcome(command.arg("path").arg(built("libfake_cuda.so")));
+    assert_eq!((elsewhere.code(), elsewhere.complaints().len()), (97, 2), "{elsewhere:#?}");
+    assert!(elsewhere.stderr.contains("hides all GPUs from this process"), "{elsewhere:#?}");
     let driver = format!("-L{}", stage.driver().display());
     let program = stage.compile("linked.c", "linked", &[&driver, "-lcuda"]);
     let mut command = on_such_a_machine(&stage, program, "loader");
@@ -311,12 +320,12 @@ fn functions_without_a_type_are_patched() {
     assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
 }
 
-/// Where `cuInit` is no function, what there is refuses; and a line says so.
+/// Where `cuInit` is no function, the driver finds no device; and a line says so.
 #[test]
 fn a_driver_whose_symbols_are_no_functions_is_said() {
     for name in [Some("cuInit"), None] {
         let outcome = with_driver(1, name);
-        assert_eq!(outcome.code() == 0, name.is_none(), "{outcome:#?}");
+        assert_eq!(outcome.code(), 97, "{outcome:#?}");
         assert!(outcome.stderr.contains("cuInit: it is not among the symbols"), "{outcome:#?}");
         assert!(outcome.stderr.contains("strange-driver.so"), "{outcome:#?}");
     }

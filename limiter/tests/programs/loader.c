@@ -63,13 +63,14 @@ static void open_and_use(void *unused) {
     use(open_driver(RTLD_NOW));
 }
 
-/* No memory may be writable and executable, nor become executable, from now on and in what is
- * executed then: as MemoryDenyWriteExecute of systemd has it. */
-static void deny_writable_code(void) {
+/* What the kernel refuses from now on, and in what is executed then, with this error. */
+static void deny(const char *what, int error) {
 #define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define IF(what, value, yes, no) BPF_JUMP(BPF_JMP | what | BPF_K, value, yes, no)
 #define ANSWER(answer) BPF_STMT(BPF_RET | BPF_K, answer)
-    struct sock_filter filter[] = {
+#define ANSWERS ANSWER(SECCOMP_RET_ERRNO | error), ANSWER(SECCOMP_RET_ALLOW)
+    /* Memory that is writable and executable, or becomes executable: as MemoryDenyWriteExecute of systemd has it. */
+    struct sock_filter writable_code[] = {
         LOAD(nr),
         IF(BPF_JEQ, SYS_mprotect, 0, 2),
         LOAD(args[2]),
@@ -78,12 +79,25 @@ static void deny_writable_code(void) {
         LOAD(args[2]),
         BPF_STMT(BPF_ALU | BPF_AND | BPF_K, PROT_WRITE | PROT_EXEC),
         IF(BPF_JEQ, PROT_WRITE | PROT_EXEC, 0, 1),
-        ANSWER(SECCOMP_RET_ERRNO | 1),
-        ANSWER(SECCOMP_RET_ALLOW),
+        ANSWERS,
     };
-    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    /* Memory that becomes code, and nothing else. */
+    struct sock_filter code[] = {
+        LOAD(nr), IF(BPF_JEQ, SYS_mprotect, 0, 3), LOAD(args[2]), IF(BPF_JEQ, PROT_READ | PROT_EXEC, 0, 1), ANSWERS,
+    };
+    /* Every way of writing code. */
+    struct sock_filter all[] = {
+        LOAD(nr), IF(BPF_JEQ, SYS_pwrite64, 3, 0), IF(BPF_JEQ, SYS_mprotect, 0, 3),
+        LOAD(args[2]), IF(BPF_JSET, PROT_EXEC, 0, 1), ANSWERS,
+    };
+    struct sock_fprog programs[] = {
+        {sizeof writable_code / sizeof *writable_code, writable_code},
+        {sizeof code / sizeof *code, code},
+        {sizeof all / sizeof *all, all},
+    };
+    struct sock_fprog *program = !strcmp(what, "code") ? &programs[1] : programs + 2 * !strcmp(what, "all");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program) != 0) {
         perror("seccomp");
         exit(95);
     }
@@ -192,8 +206,15 @@ int main(int argc, char **argv) {
     } else if (!strcmp(how, "exec")) {
         execl("/proc/self/exe", argv[0], "now", NULL);
     } else if (!strcmp(how, "exec-hardened")) {
-        deny_writable_code();
+        deny("writable-code", 1);
         execl("/proc/self/exe", argv[0], "now", NULL);
+    } else if (!strcmp(how, "exec-denied")) {
+        deny(argv[2], atoi(argv[3]));
+        argv[3] = argv[0];
+        execv("/proc/self/exe", argv + 3);
+    } else if (!strcmp(how, "denied")) {
+        deny(argv[2], atoi(argv[3]));
+        use(open_driver(RTLD_NOW));
     } else if (!strcmp(how, "exec-after-init")) {
         struct driver d = driver_of(open_driver(RTLD_NOW));
         start_driver(&d);

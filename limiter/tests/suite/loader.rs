@@ -95,6 +95,38 @@ fn a_program_that_may_have_no_writable_code() {
     holds(loader("exec-hardened"));
 }
 
+/// A filter that keeps a page which was made writable from being made read-only code again.
+#[test]
+fn a_program_whose_code_cannot_be_made_read_only_again() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    for error in [libc::EPERM, libc::ENOSYS] {
+        let error = error.to_string();
+        holds(limited(&stage, &program, &["exec-denied", "code", &error, "now"]));
+        holds(limited(&stage, &program, &["denied", "code", &error]));
+    }
+}
+
+#[test]
+fn a_program_in_which_no_code_can_be_written_finds_no_device() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let driver = stage.driver().join("libcuda.so.1");
+    let path = driver.to_str().unwrap();
+    for arguments in [
+        &["exec-denied", "all", "1", "now"][..],
+        &["exec-denied", "all", "38", "now"],
+        &["denied", "all", "1"],
+        &["exec-denied", "all", "1", "path", path],
+    ] {
+        let outcome = limited(&stage, &program, arguments);
+        assert_eq!(outcome.code(), 97, "{outcome:#?}");
+        assert!(outcome.stderr.contains("CUresult 100"), "{outcome:#?}");
+        assert!(outcome.stderr.contains("hides all GPUs from this process"), "{outcome:#?}");
+        assert_eq!(outcome.complaints().len(), 2, "{outcome:#?}");
+    }
+}
+
 #[test]
 fn a_child_that_uses_the_driver_first() {
     for how in ["fork-before-load", "fork-before-init"] {
