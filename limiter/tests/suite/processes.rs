@@ -2,7 +2,8 @@
 //! run as they would without.
 
 use crate::common::{
-    CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, built, first_device, holds, outcome, skipped,
+    COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, built, eventually, first_device,
+    holds, outcome, skipped, start,
 };
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -65,6 +66,37 @@ fn a_sandbox_that_refuses_system_calls() {
 #[test]
 fn mdwe() {
     holds_when_started("mdwe");
+}
+
+/// A process in a time namespace of its own, as `unshare --time` and CRIU make them, leaves the session's account and its
+/// memory to the others as it found them.
+#[test]
+fn clocks_that_differ_keep_nobody_waiting() {
+    let allowed = Command::new("unshare").args(["--time", "--monotonic=1", "true"]).output();
+    if !allowed.is_ok_and(|output| output.status.success()) {
+        return skipped("time namespaces are not allowed here");
+    }
+    for ahead in [100_000, -1] {
+        let stage = Stage::new();
+        let program = stage.compile("clock.c", "clock", &[]);
+        let mut other = stage.limited("unshare");
+        let clock = |name| format!("--{name}={ahead}");
+        other.args(["--time", &clock("monotonic"), &clock("boottime"), "--"]).arg(&program);
+        let limits = |command: &mut Command| {
+            command.env(COMPUTE_LIMIT, first_device("25")).env(MEMORY_LIMIT, first_device("2GiB"));
+        };
+        limits(other.arg("hold"));
+        let held = start(&mut other);
+        eventually("its first kernels", || held.printed().contains("used="));
+        let mut own = stage.limited(&program);
+        limits(&mut own);
+        let own = outcome(&mut own).silent();
+        // The first context and its memory are still charged.
+        let expected = (2 * CONTEXT + 2 * 64 * MIB) / MIB;
+        assert_eq!(own.value("used"), expected, "{own:#?}");
+        held.kill();
+        held.end();
+    }
 }
 
 #[test]

@@ -14,11 +14,11 @@ use crate::user_namespace::may_be_outer_root;
 use crate::{Page, PageError};
 use ::limits::{GpuId, Limits};
 use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::thread::{Timespec, nanosleep};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Where a container sees its allocation.
@@ -29,7 +29,7 @@ pub const SESSION: &str = MOUNTED;
 pub const DAEMON: &str = "/run/sluice/daemon";
 
 /// How often it is looked.
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Root's, for those who know its name: see [`crate::directory`]. Processes of each user may use the pages in it, and
 /// only root makes some.
 const FOR_ALL: u32 = 0o711;
@@ -84,7 +84,8 @@ pub fn settings(within: Duration) -> Result<OwnerSettings, AllocationError> {
         if Instant::now() >= end {
             return Err(AllocationError::Late(within));
         }
-        sleep(STEP);
+        // The standard library's panics where the kernel refuses the call.
+        let _ = nanosleep(&STEP);
     }
 }
 

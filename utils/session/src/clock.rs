@@ -1,13 +1,33 @@
-//! `CLOCK_MONOTONIC`, which all processes of a machine share.
+//! `CLOCK_MONOTONIC` as the machine's first processes have it, in whatever time namespace (time_namespaces(7)) this
+//! process is: what processes share is compared by it.
 //!
 //! It is read through the C library. rustix would look for the kernel's vDSO itself, which valgrind
 //! hides.
+
+use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::fs::File;
+use std::io::Read;
+
+/// How much further ahead than now a moment may be that another process has written. The longest lease, and what a late
+/// process may hold beyond it, are less.
+pub const AHEAD_NS: u64 = 5_000_000_000;
+
+/// How far ahead this process's clocks are: `CLOCK_MONOTONIC`, and the time since boot.
+static OFFSETS: [AtomicI64; 2] = [const { AtomicI64::new(UNKNOWN) }; 2];
+const UNKNOWN: i64 = i64::MIN;
+const NAMES: [&str; 2] = ["monotonic", "boottime"];
+
+/// A moment that another process has written; now, if it is further ahead than any can be.
+#[must_use]
+pub const fn at_most(moment_ns: u64, now_ns: u64) -> u64 {
+    if moment_ns > now_ns.saturating_add(AHEAD_NS) { now_ns } else { moment_ns }
+}
 
 /// Nanoseconds.
 #[must_use]
 #[inline]
 pub fn now_ns() -> u64 {
-    read(libc::CLOCK_MONOTONIC)
+    read(libc::CLOCK_MONOTONIC).wrapping_sub(offset(0).cast_unsigned())
 }
 
 /// Nanoseconds as of the kernel's last tick, some milliseconds ago at most. It is the cheapest
@@ -15,13 +35,53 @@ pub fn now_ns() -> u64 {
 #[must_use]
 #[inline]
 pub fn tick_ns() -> u64 {
-    read(libc::CLOCK_MONOTONIC_COARSE)
+    read(libc::CLOCK_MONOTONIC_COARSE).wrapping_sub(offset(0).cast_unsigned())
 }
 
 /// CPU time of the calling thread, in nanoseconds. It is a system call.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// How far ahead the time since boot is that this process is shown, in nanoseconds.
+pub(crate) fn boot_offset_ns() -> i64 {
+    offset(1)
+}
+
+/// A forked child may be in another time namespace.
+pub fn forget_namespace() {
+    OFFSETS.iter().for_each(|offset| offset.store(UNKNOWN, Relaxed));
+}
+
+#[inline]
+fn offset(clock: usize) -> i64 {
+    match OFFSETS[clock].load(Relaxed) {
+        UNKNOWN => look(clock),
+        known => known,
+    }
+}
+
+/// Without any allocation: a signal handler may be the first to ask.
+#[cold]
+fn look(clock: usize) -> i64 {
+    let mut text = [0; 256];
+    let file = File::open("/proc/self/timens_offsets");
+    let length = file.and_then(|mut file| file.read(&mut text)).unwrap_or(0);
+    for (offset, name) in OFFSETS.iter().zip(NAMES) {
+        offset.store(offset_in(text.get(..length).unwrap_or_default(), name), Relaxed);
+    }
+    OFFSETS[clock].load(Relaxed)
+}
+
+/// The offset of a clock in the kernel's list: its name, seconds, and nanoseconds.
+fn offset_in(list: &[u8], name: &str) -> i64 {
+    let lines = str::from_utf8(list).unwrap_or_default().lines();
+    let mut fields = lines.filter_map(|line| line.strip_prefix(name));
+    let mut fields = fields.next().unwrap_or_default().split_ascii_whitespace();
+    let mut number = || fields.next().and_then(|field| field.parse::<i64>().ok()).unwrap_or(0);
+    let ns = number().saturating_mul(1_000_000_000);
+    ns.saturating_add(number()).max(UNKNOWN + 1)
 }
 
 #[inline]
@@ -40,5 +100,29 @@ mod tests {
     fn a_tick_is_not_far_behind() {
         let (before, tick, after) = (now_ns(), tick_ns(), now_ns());
         assert!(tick <= after && before - tick < 100_000_000, "{before} {tick} {after}");
+    }
+
+    #[test]
+    fn the_offsets_of_a_namespace() {
+        let list = b"monotonic      100000         5\nboottime        -50         0\n";
+        assert_eq!(offset_in(list, "monotonic"), 100_000_000_000_005);
+        assert_eq!(offset_in(list, "boottime"), -50_000_000_000);
+        assert_eq!(offset_in(b"", "boottime"), 0);
+        assert_eq!(offset_in(b"monotonic", "monotonic"), 0);
+        assert_eq!(offset_in(b"monotonic -9223372036854775808 x", "monotonic"), i64::MIN + 1);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_list_has_offsets(list: Vec<u8>) {
+            let _ = offset_in(&list, "monotonic");
+        }
+
+        #[test]
+        fn no_moment_is_far_ahead(moment: u64, now: u64) {
+            let seen = at_most(moment, now);
+            assert!(seen <= now.saturating_add(AHEAD_NS));
+            assert!(seen == moment || seen == now);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The identity of a process. An id alone may belong to another process tomorrow.
 
+use crate::clock;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -9,6 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A clock tick, as the kernel counts for programs.
+const TICK_NS: i64 = 10_000_000;
 
 /// A process of this pid namespace, told apart from any other that had or gets the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -61,11 +65,13 @@ pub fn may_be_of(pid: u32, uid: u32) -> bool {
 }
 
 /// When a process of this pid namespace started, in clock ticks since boot: field 22 of
-/// `/proc/PID/stat` (proc_pid_stat(5)). `None`: there is none, or it has ended and its parent has
+/// `/proc/PID/stat` (proc_pid_stat(5)), less what this process's time namespace adds. `None`: there is none, or it has ended and its parent has
 /// yet to notice.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
-    started(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    let shown = started(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+    let ahead = clock::boot_offset_ns().div_euclid(TICK_NS);
+    Some(shown.wrapping_sub(ahead.cast_unsigned()))
 }
 
 fn started(stat: &[u8]) -> Option<u64> {

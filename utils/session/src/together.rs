@@ -23,7 +23,10 @@ pub const COLLECTIVES_OF_BATCH: u64 = 8;
 
 impl TogetherDevice {
     fn counts_at(&self, now_ns: u64) -> bool {
-        self.until_ns.load(Relaxed) > now_ns
+        self.until_ns
+            .load(Relaxed)
+            .checked_sub(now_ns)
+            .is_some_and(|left| (1..=LASTS_NS).contains(&left))
     }
 
     /// Collectives since none of the devices was held last.
@@ -234,7 +237,7 @@ impl Together {
     /// Whether work on another device stands still, and may wait for what this one's program launches.
     #[must_use]
     pub fn is_called(&self, page: &PageLayout, now_ns: u64) -> bool {
-        let until = page.called_until_ns.load(Acquire);
+        let until = clock::at_most(page.called_until_ns.load(Acquire), now_ns);
         until > now_ns && (until & 1 == 1 || self.is_behind(page))
     }
 }

@@ -9,13 +9,14 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::config::{Config, ConfigError};
 use crate::layout::{NONE, Op, QUEUE_DEPTH, State, StreamId};
 use crate::memory::OutOfMemory;
-use crate::process::start_time;
+use crate::process::{ahead, start_time};
 use crate::queue::{LOOK_NS, QueueError};
 use crate::shared::sweep;
 use crate::values::Values;
@@ -116,13 +117,15 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds: the simulation's clock.
+/// `CLOCK_MONOTONIC` in nanoseconds, as outside of this process's time namespace: the simulation's clock.
 #[must_use]
 pub fn clock() -> u64 {
+    static AHEAD: OnceLock<u64> = OnceLock::new();
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the result; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    let ahead = *AHEAD.get_or_init(|| ahead("monotonic").cast_unsigned());
+    (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).wrapping_sub(ahead)
 }
 
 /// Sleeps for exactly `ns`: most of it asleep, the end polling the clock.

@@ -1,14 +1,24 @@
 //! Tells whether a recorded process is still the same one.
 
-/// When a process started, in clock ticks since boot (`/proc/PID/stat`, field 22); `None` if there
-/// is no such process. Its first thread is asked, which started then: QEMU's user mode makes up what a process reads in its
+/// How far ahead a clock of this process's time namespace is, in nanoseconds.
+pub(crate) fn ahead(clock: &str) -> i64 {
+    let list = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    let mut fields = list.lines().filter_map(|line| line.strip_prefix(clock));
+    let mut fields = fields.next().unwrap_or_default().split_ascii_whitespace();
+    let mut number = || fields.next().and_then(|field| field.parse::<i64>().ok()).unwrap_or(0);
+    number() * 1_000_000_000 + number()
+}
+
+/// When a process started, in clock ticks since boot (`/proc/PID/stat`, field 22), whatever this process's time
+/// namespace adds; `None` if there is no such process. Its first thread is asked, which started then: QEMU's user mode makes up what a process reads in its
 /// own `/proc/PID/stat`, a few ticks off what others read there.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
     // The command name (field 2) may hold blanks and parentheses; the last one ends it.
     let rest = &stat[stat.rfind(')')? + 1..];
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    let shown: u64 = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    Some(shown.wrapping_sub(ahead("boottime").div_euclid(10_000_000).cast_unsigned()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! are allowed, and what that makes in half a second may be saved up.
 
 use super::Ledger;
+use crate::clock;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, earned};
 use limits::units::PPM_ONE;
@@ -45,7 +46,7 @@ impl Ledger<'_> {
     /// grants the same time once more: then a true one may seem to grant too much.
     pub fn is_granted_elsewhere_only(&self, now_ns: u64) -> bool {
         let own_at_ns = self.0.own_at_ns.load(Relaxed);
-        own_at_ns == 0 || now_ns.saturating_sub(own_at_ns) >= OWN_COUNTS_NS
+        own_at_ns == 0 || now_ns.abs_diff(own_at_ns) >= OWN_COUNTS_NS
     }
 
     /// Notes that the session used the device in the last `held_ns`, whoever allowed that. Returns what counts:
@@ -67,7 +68,7 @@ impl Ledger<'_> {
         let most = earned(SLACK_PERIOD_NS, ppm);
         let mut bucket = Bucket {
             balance_ns: self.0.elsewhere_ns.load(Relaxed),
-            settled_at_ns: self.0.elsewhere_at_ns.load(Relaxed),
+            settled_at_ns: clock::at_most(self.0.elsewhere_at_ns.load(Relaxed), now_ns),
         };
         if bucket.settled_at_ns == 0 {
             let balance_ns = i64::try_from(most).unwrap_or(i64::MAX);

@@ -13,6 +13,7 @@
 //! at the same time: what begins later joins, and their leases have one end.
 
 use super::Ledger;
+use crate::clock;
 use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, balance_for};
@@ -50,7 +51,7 @@ fn waiting_since(slot: &MemberSlot, now_ns: u64) -> Option<u64> {
     let waits = slot.pid.load(Relaxed) != 0
         && slot.holding.load(Relaxed) != 1
         && since != 0
-        && asked.saturating_add(ASK_AGAIN_NS) >= now_ns;
+        && asked.abs_diff(now_ns) <= ASK_AGAIN_NS;
     waits.then_some(since)
 }
 
@@ -84,7 +85,7 @@ impl Ledger<'_> {
     fn settle(&mut self, now_ns: u64) -> Bucket {
         let mut bucket = Bucket {
             balance_ns: self.0.balance_ns.load(Relaxed),
-            settled_at_ns: self.0.settled_at_ns.load(Relaxed),
+            settled_at_ns: clock::at_most(self.0.settled_at_ns.load(Relaxed), now_ns),
         };
         if bucket.settled_at_ns == 0 {
             bucket = Bucket::empty_at(now_ns);
@@ -164,7 +165,8 @@ impl Ledger<'_> {
     /// Lets a device go on, whatever the session has left, because work on another one may wait for its. It is
     /// charged as ever. `None`: nothing waits.
     pub fn begin_called_lease(&mut self, slot: usize, now_ns: u64) -> Option<u64> {
-        let left = self.0.called_until_ns.load(Relaxed).checked_sub(now_ns)?;
+        let left =
+            clock::at_most(self.0.called_until_ns.load(Relaxed), now_ns).checked_sub(now_ns)?;
         let length = left.min(turns::COMFORTABLE_TURN_NS);
         if length == 0 || self.0.holders.load(Relaxed) == 0 {
             return None;
@@ -184,7 +186,7 @@ impl Ledger<'_> {
     /// A lease that ends with those of the other devices.
     fn join_others(&self, now_ns: u64) -> Turn {
         match self.latest_end().checked_sub(now_ns) {
-            Some(length) if length > 0 => Turn::Granted(length),
+            Some(length) if length > 0 => Turn::Granted(length.min(turns::LONGEST_LEASE_NS)),
             _ => Turn::In(LOOK_AGAIN_NS),
         }
     }
@@ -342,7 +344,9 @@ impl Ledger<'_> {
     fn end_overdue_leases(&mut self, now_ns: u64) {
         let is_overdue = |slot: &MemberSlot| {
             let end = slot.lease_end_ns.load(Relaxed);
-            slot.holding.load(Relaxed) == 1 && end.saturating_add(OVERDUE_NS) < now_ns
+            let ended =
+                end.saturating_add(OVERDUE_NS) < now_ns || clock::at_most(end, now_ns) < end;
+            slot.holding.load(Relaxed) == 1 && ended
         };
         let mut ended = false;
         for slot in 0..self.used_slots().len() {

@@ -57,10 +57,10 @@ impl NodeFigures {
         self.age_ns(now) < STALE_NS
     }
 
-    /// How long ago it was written, in nanoseconds. A daemon that sees its devices writes once a second.
+    /// How long ago it was written, in nanoseconds, or how far ahead that moment is. A daemon that sees its devices writes once a second.
     #[must_use]
     pub const fn age_ns(&self, now: u64) -> u64 {
-        now.saturating_sub(self.written_ns)
+        now.abs_diff(self.written_ns)
     }
 }
 

@@ -201,6 +201,44 @@ fn a_dead_holder_pays_until_the_end_of_its_lease() {
     assert_eq!(stage.layout().holders.load(Relaxed), 0);
 }
 
+/// How long a process waits for its first lease if it asks as often as it is told to.
+fn wait_of(ledger: &mut Ledger<'_>, slot: usize, from: u64) -> u64 {
+    let mut now = from;
+    while let Turn::In(wait) = ledger.begin_lease(slot, now) {
+        now = now.saturating_add(wait.max(MS));
+        if now - from > 60_000 * MS {
+            break;
+        }
+    }
+    now - from
+}
+
+proptest::proptest! {
+    /// Of two processes one has a clock of its own, in another time namespace or on another machine. It leaves the account
+    /// in any state; the other one waits no longer than for a process that stands still.
+    #[test]
+    fn a_clock_that_differs_keeps_nobody_waiting(
+        differs: u64,
+        begins in 1_000 * MS..u64::MAX / 2,
+        share in 10_000_u32..=1_000_000,
+        ends: bool,
+    ) {
+        let stage = Stage::new(share, 2);
+        let mut ledger = Ledger::new(stage.layout());
+        let differs = differs.clamp(1_000 * MS, u64::MAX / 2);
+        let _ = ledger.begin_lease(0, differs);
+        let held = ledger.begin_lease(0, differs + 100 * MS);
+        let _ = ledger.renew_lease(0, differs + 101 * MS, MS);
+        if ends {
+            ledger.end_lease(0, differs + 102 * MS, MS);
+        }
+        assert!(matches!(held, Turn::Granted(_)));
+        let waited = wait_of(&mut ledger, 1, begins);
+        assert!(waited < 8_000 * MS, "{waited}");
+        assert!(stage.layout().balance_ns.load(Relaxed) <= i64::try_from(MS * 1_000).unwrap());
+    }
+}
+
 /// A session with a process that has just got a lease, and when that was.
 fn holder(share_ppm: u32) -> (Stage, u64) {
     let stage = Stage::new(share_ppm, 2);

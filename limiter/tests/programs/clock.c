@@ -1,0 +1,23 @@
+/* Allocates 64 MiB, has some kernels done one after the other, and says what its session uses, in MiB. With an argument
+ * it then stays, and goes on launching. */
+#include "driver.h"
+
+int main(int argc, char **argv) {
+    (void)argv;
+    struct driver d = driver_of(open_driver(RTLD_NOW));
+    CUdeviceptr memory;
+    size_t free = 0, total = 0;
+    start_driver(&d);
+    CUfunction kernel = spin_kernel(&d);
+    ok(d.mem_alloc(&memory, LITTLE));
+    for (int round = 0; round < 100 || argc > 1; round++) {
+        ok(spin(&d, kernel, 1000, NULL));
+        ok(d.ctx_synchronize());
+        if (round != 50)
+            continue;
+        ok(d.mem_info(&free, &total));
+        printf("used=%zu\n", (total - free) / MIB);
+        fflush(stdout);
+    }
+    return 0;
+}
