@@ -6,6 +6,7 @@ mod canary;
 mod installation;
 mod node;
 mod parts;
+mod unlisted;
 
 use std::io::{self, Write};
 

@@ -11,7 +11,7 @@ use session::directory;
 
 use protocol::findings::{Checked, Wrong};
 
-use super::installation;
+use super::{installation, unlisted};
 use crate::parts::{self, Parts};
 use crate::{devices, hooks};
 
@@ -133,6 +133,20 @@ pub(super) fn functions(fake: bool) -> Checked {
     if report.failed > 0 {
         let found = format!("{} functions of the driver are not patched", report.failed);
         return Err(Wrong::broken(found, "sluice hooks  # names them, and says why"));
+    }
+    let driver = match fake {
+        true => located()?.find(parts::FAKE_CUDA.0).ok(),
+        false => unlisted::driver(),
+    };
+    let driver = driver.and_then(|path| fs::read(path).ok());
+    let new = driver.and_then(|bytes| unlisted::unlisted(&bytes)).unwrap_or_default();
+    if !new.is_empty() {
+        let found = format!(
+            "the driver is newer than this release, which does not know {}; work and memory of {} may be beyond the limits",
+            new.join(", "),
+            if new.len() == 1 { "it" } else { "them" },
+        );
+        return Err(Wrong::note(found, "install a newer Sluice"));
     }
     let engines: BTreeSet<&str> = report.engines.values().map(String::as_str).collect();
     let engines: Vec<&str> = engines.into_iter().collect();
