@@ -63,7 +63,9 @@ fn not_watched(error: &loader::WatchError) {
     if unpatched::failure().is_some() {
         // It was announced.
     } else if has_driver {
-        report::once(format_args!("{error}; a driver that is loaded from another file is NOT limited"));
+        report::once(format_args!(
+            "{error}; a driver that is loaded from another file is NOT limited"
+        ));
     } else if is_limited {
         cannot_refuse(&error.to_string(), &config);
     }
@@ -186,7 +188,9 @@ fn look(seen: &mut KnownLibraries) {
             _ => continue,
         };
         let slot = &mut seen.patched[kind as usize];
-        if slot.is_some() {
+        if let Some(first) = *slot
+            && !hands_on(kind, first)
+        {
             further_copy(kind, &library);
             continue;
         }
@@ -366,6 +370,12 @@ fn refuses(function: &Found) -> bool {
     let closed = may_be_limited(&config) && on_failure(&config) == OnFailure::Closed;
     // SAFETY: as in `patch_all`; `cuInit` is longer than six bytes, and returns a CUresult.
     closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
+}
+
+/// Whether the first copy of the driver, which has not started, is loading the other: it hands calls on, as WSL's does.
+/// The other is the driver then. The hooks of both lead into it, past the first: each call is counted once.
+fn hands_on(kind: Library, first: (usize, usize)) -> bool {
+    kind == Library::Cuda && !driver_calls::library::has_started() && loader::is_calling(first.0)
 }
 
 /// A library is patched once in a process, because a hook has one trampoline. A further copy (another path,

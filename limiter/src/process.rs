@@ -91,6 +91,7 @@ fn existing() -> Option<&'static Process> {
 /// In a forked child: the parent's state is not ours. Its memory stays allocated, because threads of the
 /// parent may have been using it at the time of the fork.
 extern "C" fn after_fork() {
+    session::clock::forget_namespace();
     compute::after_fork(existing().into_iter().flat_map(Process::gates));
     marks::after_fork();
     MAKING.store(false, Ordering::Relaxed);
@@ -256,7 +257,9 @@ impl Process {
         let seen = || self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
         seen().get_or_insert_with(Snapshot::take);
         let result = init();
-        if !result.is_ok() {
+        if result.is_ok() {
+            driver_calls::library::started();
+        } else {
             *seen() = None;
         }
         result

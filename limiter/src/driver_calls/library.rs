@@ -12,6 +12,19 @@ static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// Whether the driver stays loaded. A static for the same reason.
 static KEPT: AtomicBool = AtomicBool::new(false);
 
+/// Whether `cuInit` has succeeded. A static for the same reason.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The driver has started.
+pub(crate) fn started() {
+    STARTED.store(true, Ordering::Release);
+}
+
+/// Whether the driver has started.
+pub(crate) fn has_started() -> bool {
+    STARTED.load(Ordering::Acquire)
+}
+
 /// That of NVML; null once its calls have been led elsewhere.
 static NVML: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 

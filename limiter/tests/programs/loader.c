@@ -132,6 +132,14 @@ int main(int argc, char **argv) {
         printf("loaded=%d\n", dlopen(argv[2], RTLD_NOW) != NULL);
     } else if (!strcmp(how, "path")) {
         use(dlopen(argv[2], RTLD_NOW));
+    } else if (!strcmp(how, "path-busy")) {
+        struct driver d = driver_of(dlopen(argv[2], RTLD_NOW));
+        start_driver(&d);
+        CUfunction kernel = spin_kernel(&d);
+        for (int i = 0; i < 100; i++)
+            ok(spin(&d, kernel, 100, NULL));
+        ok(d.ctx_synchronize());
+        say_limit(&d);
     } else if (!strcmp(how, "second-path")) {
         use(open_driver(RTLD_NOW));
         try_copy(dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));

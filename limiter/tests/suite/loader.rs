@@ -175,6 +175,24 @@ fn a_driver_in_a_namespace_of_its_own() {
     holds(loader("namespace"));
 }
 
+/// A copy that hands its calls on to another: at once, or once it starts. Each call is counted once.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_driver_that_hands_its_calls_on_to_another() {
+    for lazy in [false, true] {
+        let stage = Stage::new();
+        let program = stage.compile("loader.c", "loader", &[]);
+        let options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1"];
+        let forwarder = stage.compile("forward.c", "libforward.so", &options);
+        for how in ["path", "path-busy"] {
+            let mut command = stage.limited(&program);
+            command.arg(how).arg(&forwarder).env("REAL", stage.driver().join("libcuda.so.1"));
+            command.envs(lazy.then_some(("LAZY", "1"))).env(COMPUTE_LIMIT, first_device("50"));
+            holds(outcome(command.env(MEMORY_LIMIT, first_device("1GiB"))));
+        }
+    }
+}
+
 /// Functions are patched once in a process; calls into a further copy lead to the first.
 #[test]
 fn a_second_copy_of_the_driver_is_not_unlimited() {

@@ -10,6 +10,7 @@ mod import;
 mod plain_return;
 mod watch;
 
+use crate::code::peek;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::{mem, ptr};
@@ -177,6 +178,49 @@ pub unsafe fn keep(handle: *const c_void) -> bool {
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
         asked == 0 && !name.is_null() && !dlmopen(namespace, name, flags).is_null()
     }
+}
+
+/// Whether a function of the library that is loaded at `base` is, as far as the calling thread's stack shows, one of those
+/// that have not returned.
+#[must_use]
+pub fn is_calling(base: usize) -> bool {
+    /// More than the loader's own functions take.
+    const WORDS: usize = 8192;
+    let mut code = (base, 0..0);
+    // SAFETY: the callback gets what is passed here, and the loader's description of each library.
+    unsafe { libc::dl_iterate_phdr(Some(note_code), (&raw mut code).cast()) };
+    let mut word = [0; size_of::<usize>()];
+    let here = (&raw const word).addr();
+    (1..WORDS)
+        .map_while(|index| {
+            let read = peek::read(here + index * word.len(), &mut word);
+            (read == word.len()).then(|| usize::from_ne_bytes(word))
+        })
+        .any(|word| code.1.contains(&word))
+}
+
+/// Notes where the executable part of the library at `(base, range)` is.
+unsafe extern "C" fn note_code(
+    library: *mut libc::dl_phdr_info,
+    _: usize,
+    wanted: *mut c_void,
+) -> c_int {
+    // SAFETY: both are valid during the call: the loader's, and that of `is_calling`.
+    let (library, (base, range)) =
+        unsafe { (&*library, &mut *wanted.cast::<(usize, core::ops::Range<usize>)>()) };
+    if library.dlpi_addr as usize != *base {
+        return 0;
+    }
+    // SAFETY: the library's headers, as many as the loader says.
+    let heads =
+        unsafe { core::slice::from_raw_parts(library.dlpi_phdr, library.dlpi_phnum.into()) };
+    if let Some(code) =
+        heads.iter().find(|head| head.p_type == libc::PT_LOAD && head.p_flags & libc::PF_X != 0)
+    {
+        let start = base.wrapping_add(code.p_vaddr as usize);
+        *range = start..start.wrapping_add(code.p_memsz as usize);
+    }
+    1
 }
 
 /// The loader's notification function, and whether the list is complete.
