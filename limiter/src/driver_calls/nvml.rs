@@ -35,6 +35,12 @@ pub(crate) fn load() -> bool {
     loaded
 }
 
+/// Asks NVML. If the program has ended it, by one shutdown too many, it is started again.
+fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
+    let result = ask();
+    if result == NvmlReturn::UNINITIALIZED && nvml_init().is_ok() { ask() } else { result }
+}
+
 /// NVML's handle of a device.
 pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     if !load() {
@@ -42,13 +48,15 @@ pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     }
     let text = CString::new(uuid.to_string()).ok()?;
     let mut handle = ptr::null_mut();
-    nvml_by_uuid(text.as_ptr(), &raw mut handle).is_ok().then_some(handle)
+    let place = &raw mut handle;
+    asked(|| nvml_by_uuid(text.as_ptr(), place)).is_ok().then_some(handle)
 }
 
 /// How many devices NVML shows.
 pub(crate) fn count() -> Option<u32> {
     let mut count: c_uint = 0;
-    (load() && nvml_count(&raw mut count).is_ok()).then_some(count)
+    let place = &raw mut count;
+    (load() && asked(|| nvml_count(place)).is_ok()).then_some(count)
 }
 
 /// A device's index on the host, as `nvidia-smi` counts.
