@@ -1,6 +1,8 @@
 //! The clock that all processes of the machine share.
 
-use rustix::thread::Timespec;
+use core::sync::atomic::AtomicU32;
+use core::time::Duration;
+use rustix::thread::{NanosleepRelativeResult, Timespec, futex};
 pub(crate) use session::clock::now_ns as now;
 
 /// Sleeps for some nanoseconds, or until a signal. It uses the bare system call: the C library's function is
@@ -10,5 +12,17 @@ pub(crate) fn sleep(ns: u64) {
         tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
     };
-    let _ = rustix::thread::nanosleep(&time);
+    // A filter of system calls may know no sleep. A word that nobody wakes does as well.
+    if !matches!(
+        rustix::thread::nanosleep(&time),
+        NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_)
+    ) {
+        let (word, private) = (AtomicU32::new(0), futex::Flags::PRIVATE);
+        let _ = futex::wait(&word, private, 0, Some(&time));
+    }
+}
+
+/// The same. The standard library's panics where the kernel refuses the call.
+pub(crate) fn sleep_for(time: Duration) {
+    sleep(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }

@@ -80,7 +80,7 @@ impl Visits {
             return inside;
         }
         loop {
-            std::thread::sleep(Duration::from_secs(3600));
+            clock::sleep_for(Duration::from_secs(3600));
         }
     }
 

@@ -141,7 +141,7 @@ impl Reconciliations {
                     break 'looked (records, Sight { bytes: bound, ..sight });
                 }
                 drop(records);
-                std::thread::sleep(PAUSE);
+                clock::sleep_for(PAUSE);
             }
             return true;
         };

@@ -13,7 +13,7 @@ use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::own_thread::CpuTime;
-use crate::{own_thread, report, unpatched};
+use crate::{clock, own_thread, unpatched};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Release};
 use core::time::Duration;
@@ -49,8 +49,8 @@ impl Started {
         let keep = move || keep(&guard.reconciler, charge);
         if let Err(error) = guard.start("sluice-memory", keep) {
             self.0.store(false, Release);
-            report::once(format_args!(
-                "the thread that finds out what the driver takes by itself cannot be started: {error}; such memory is not charged"
+            unpatched::note(format!(
+                "the thread that finds out what the driver takes by itself cannot be started: {error}"
             ));
         }
     }
@@ -76,9 +76,9 @@ fn keep(visits: &Visits, charge: Charge) {
             looked = Some(Instant::now());
         }
         if in_driver(visits, || charge.placed.carry_out_frees(0)) {
-            own_thread::asleep(|| std::thread::sleep(FREES));
+            own_thread::asleep(|| clock::sleep_for(FREES));
         } else if wanted {
-            own_thread::asleep(|| std::thread::sleep(DEBOUNCE));
+            own_thread::asleep(|| clock::sleep_for(DEBOUNCE));
         } else {
             own_thread::asleep(|| charge.bell.sleep(PERIOD));
         }
