@@ -15,6 +15,8 @@ macros::hooks! {
     fn cuMulticastCreate(object: *mut AllocationHandle, prop: *const c_void) -> CuResult = create;
     fn cuMulticastBindMem(object: AllocationHandle, offset: usize, memory: AllocationHandle, memory_offset: usize, bytes: usize, flags: u64) -> CuResult = bind;
     fn cuMulticastBindAddr(object: AllocationHandle, offset: usize, address: DevicePtr, bytes: usize, flags: u64) -> CuResult = bind_address;
+    fn cuMulticastBindMem_v2(object: AllocationHandle, device: Device, offset: usize, memory: AllocationHandle, memory_offset: usize, bytes: usize, flags: u64) -> CuResult = bind_for;
+    fn cuMulticastBindAddr_v2(object: AllocationHandle, device: Device, offset: usize, address: DevicePtr, bytes: usize, flags: u64) -> CuResult = bind_address_for;
     fn cuMulticastUnbind(object: AllocationHandle, device: Device, offset: usize, bytes: usize) -> CuResult = unbind;
 }
 
@@ -67,6 +69,48 @@ fn bind_address(
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(object, offset, address, bytes, flags) }
+        },
+    )
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+fn bind_for(
+    call: Call<signature::cuMulticastBindMem_v2>,
+    object: AllocationHandle,
+    device: Device,
+    offset: usize,
+    memory: AllocationHandle,
+    memory_offset: usize,
+    bytes: usize,
+    flags: u64,
+) -> CuResult {
+    call.process.memory.physical().bind(
+        object,
+        offset as u64,
+        &BindingSource::Handle(memory),
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(object, device, offset, memory, memory_offset, bytes, flags) }
+        },
+    )
+}
+
+fn bind_address_for(
+    call: Call<signature::cuMulticastBindAddr_v2>,
+    object: AllocationHandle,
+    device: Device,
+    offset: usize,
+    address: DevicePtr,
+    bytes: usize,
+    flags: u64,
+) -> CuResult {
+    call.process.memory.physical().bind(
+        object,
+        offset as u64,
+        &BindingSource::Mapped(address, bytes as u64),
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(object, device, offset, address, bytes, flags) }
         },
     )
 }

@@ -308,6 +308,8 @@ static void batched(void) {
         {.from = {.kind = 1, .body.pointer = {(CUdeviceptr)host[1], 0, 0, {0, 0}}},
          .to = {.kind = 1, .body.pointer = {memory[1], WIDTH, HEIGHT, {0, 0}}}, .width = 40, .height = 9, .depth = 3, .order = 2},
     };
+    BOTH(cuMemcpyWithAttributesAsync, _ptsz, (CUdeviceptr, CUdeviceptr, size_t, attributes *, CUstream), to[0], from[0], sizes[0], &how, stream);
+    BOTH(cuMemcpy3DWithAttributesAsync, _ptsz, (batched_3d *, flags_t, CUstream), list, 0, stream);
     BOTH(cuMemcpy3DBatchAsync, _ptsz, (size_t, batched_3d *, size_t *, flags_t, CUstream), 2, list, &failed, 0, stream);
     BOTH(cuMemcpy3DBatchAsync_v2, _ptsz, (size_t, batched_3d *, flags_t, CUstream), 2, list, 0, stream);
     /* The second is beyond its array: said, and nothing is copied. */

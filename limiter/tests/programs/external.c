@@ -128,7 +128,7 @@ static void multicast_objects(void) {
     is_left(whole);
     /* What is still bound goes with the object. */
     must("cuMemCreate", &memory, 32 * MIB, &shared, 0ull);
-    must("cuMulticastBindMem", object, 32 * MIB, memory, (size_t)0, 32 * MIB, 0ull);
+    must("cuMulticastBindMem_v2", object, 0, 32 * MIB, memory, (size_t)0, 32 * MIB, 0ull);
     must("cuMemRelease", memory);
     is_left(whole - 32 * MIB);
     must("cuMemRelease", object);

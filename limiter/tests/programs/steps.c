@@ -11,10 +11,18 @@
  *   create:MIB  physical memory          fill     writes the last allocation, and reads it
  *   where       whether it is managed    ipc, bring   shares it, brings it to the device
  *   busy:MS     a kernel                 sync     waits for it    info    what the driver tells
+ *   nosleep     no thread can sleep from now on
+ *   nvml:TIMES  starts NVML and ends it so often
  *   fork        the next steps are a child's, with a context of its own */
 #include "driver.h"
 #include <dirent.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static struct driver d;
@@ -107,6 +115,27 @@ static void step(const char *what, long n) {
         int (*limit)(int, size_t);
         *(void **)&limit = need(library, "cuCtxSetLimit");
         result = limit(2, (size_t)n * MIB);
+    } else if (!strcmp(what, "nosleep")) {
+        /* The kernel knows no sleep from now on, in any thread. */
+        struct sock_filter filter[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 1, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_nanosleep, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+        result = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+                 syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0;
+    } else if (!strcmp(what, "nvml")) {
+        /* Starts NVML, and ends it so often. */
+        void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        int (*init)(void), (*end)(void);
+        *(void **)&init = need(nvml, "nvmlInit_v2");
+        *(void **)&end = need(nvml, "nvmlShutdown");
+        result = init();
+        while (n-- > 0)
+            end();
     } else if (!strcmp(what, "alloc")) {
         result = d.mem_alloc(&held[held_count], (size_t)n * MIB);
         held_count += result == 0;

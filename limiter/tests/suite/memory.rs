@@ -13,6 +13,26 @@ const CHUNK: u64 = 32 * MIB;
 /// Above every limit in these tests, below the device's memory.
 const CAP: &str = "8GiB";
 
+/// What `steps` says that its session uses once the driver has taken memory by itself.
+fn settled(first: &[&str]) -> u64 {
+    let stage = Stage::new();
+    let mut command = stage.limited(stage.compile("steps.c", "steps", &[]));
+    command.args(first).args(["load:300", "settle", "unload"]);
+    let outcome = outcome(command.env(MEMORY_LIMIT, first_device("2GiB"))).silent();
+    outcome.value("settled")
+}
+
+/// A program may end NVML more often than it has started it. Sluice's own use goes on.
+#[test]
+fn nvml_that_is_ended_once_too_often_is_started_again() {
+    assert_eq!(settled(&["nvml:3"]), settled(&["nvml:1"]));
+}
+
+#[test]
+fn a_kernel_that_knows_no_sleep_harms_no_thread() {
+    assert_eq!(settled(&["nosleep"]), settled(&[]));
+}
+
 fn tenant(command: &mut Command, api: &str) -> Outcome {
     outcome(command.args(["mem", "--api", api, "--chunk", "32MiB", "--cap", CAP])).succeeded()
 }

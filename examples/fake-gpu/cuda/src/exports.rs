@@ -225,6 +225,8 @@ crate::stub::exports! {
     cuMulticastAddDevice = cuMulticastAddDevice 12010 legacy => multicast::add_device;
     cuMulticastBindMem = cuMulticastBindMem 12010 legacy => multicast::bind_memory;
     cuMulticastBindAddr = cuMulticastBindAddr 12010 legacy => multicast::bind_address;
+    cuMulticastBindMem_v2 = cuMulticastBindMem 13010 legacy => multicast::bind_memory_for;
+    cuMulticastBindAddr_v2 = cuMulticastBindAddr 13010 legacy => multicast::bind_address_for;
     cuMulticastUnbind = cuMulticastUnbind 12010 legacy => multicast::unbind;
     cuMulticastGetGranularity = cuMulticastGetGranularity 12010 legacy => multicast::granularity;
     cuMemMapArrayAsync = cuMemMapArrayAsync 11010 legacy => sparse::map::<false>;
@@ -306,6 +308,10 @@ crate::stub::exports! {
     cuMemcpyBatchAsync_v2_ptsz = cuMemcpyBatchAsync 13000 thread => copy::batch::copies::<true>;
     cuMemcpy3DBatchAsync = cuMemcpy3DBatchAsync 12080 legacy => copy::batch::copies_3d_12::<false>;
     cuMemcpy3DBatchAsync_ptsz = cuMemcpy3DBatchAsync 12080 thread => copy::batch::copies_3d_12::<true>;
+    cuMemcpyWithAttributesAsync = cuMemcpyWithAttributesAsync 13020 legacy => copy::batch::with_attributes::<false>;
+    cuMemcpyWithAttributesAsync_ptsz = cuMemcpyWithAttributesAsync 13020 thread => copy::batch::with_attributes::<true>;
+    cuMemcpy3DWithAttributesAsync = cuMemcpy3DWithAttributesAsync 13020 legacy => copy::batch::with_attributes_3d::<false>;
+    cuMemcpy3DWithAttributesAsync_ptsz = cuMemcpy3DWithAttributesAsync 13020 thread => copy::batch::with_attributes_3d::<true>;
     cuMemcpy3DBatchAsync_v2 = cuMemcpy3DBatchAsync 13000 legacy => copy::batch::copies_3d::<false>;
     cuMemcpy3DBatchAsync_v2_ptsz = cuMemcpy3DBatchAsync 13000 thread => copy::batch::copies_3d::<true>;
     cuMemsetD8 = cuMemsetD8 2000 legacy => copy::fill::fill_8_v1;
@@ -432,6 +438,8 @@ crate::stub::exports! {
     cuIpcOpenMemHandle_v2 = cuIpcOpenMemHandle 11000 legacy => sharing::ipc_open;
     cuLaunchHostFunc = cuLaunchHostFunc 10000 legacy => host_calls::launch::<false>;
     cuLaunchHostFunc_ptsz = cuLaunchHostFunc 10000 thread => host_calls::launch::<true>;
+    cuLaunchHostFunc_v2 = cuLaunchHostFunc 13020 legacy => host_calls::launch_in_mode::<false>;
+    cuLaunchHostFunc_v2_ptsz = cuLaunchHostFunc 13020 thread => host_calls::launch_in_mode::<true>;
     cuStreamAddCallback = cuStreamAddCallback 5000 legacy => host_calls::add_callback::<false>;
     cuStreamAddCallback_ptsz = cuStreamAddCallback 7000 thread => host_calls::add_callback::<true>;
 }

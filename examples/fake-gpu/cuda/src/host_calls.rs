@@ -149,6 +149,16 @@ fn serve() {
     }
 }
 
+/// Whether the host waits asleep or not makes no difference here.
+pub(crate) extern "C" fn launch_in_mode<const P: bool>(
+    stream: cuda::Stream,
+    function: Option<extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+    mode: c_uint,
+) -> CuResult {
+    if mode > 1 { CuResult::INVALID_VALUE } else { launch::<P>(stream, function, data) }
+}
+
 pub(crate) extern "C" fn launch<const P: bool>(
     stream: cuda::Stream,
     function: Option<extern "C" fn(*mut c_void)>,

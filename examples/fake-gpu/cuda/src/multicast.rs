@@ -146,6 +146,36 @@ pub(crate) extern "C" fn bind_memory(
     })
 }
 
+/// The device is that of the memory.
+pub(crate) extern "C" fn bind_memory_for(
+    key: AllocationHandle,
+    device: Device,
+    offset: usize,
+    memory: AllocationHandle,
+    memory_offset: usize,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    let is_of = api(|| {
+        with(|_, inner| {
+            ensure(vmm::on_device(inner, memory)?.0 == device as u32, CuResult::INVALID_DEVICE)
+        })
+    });
+    if is_of.is_ok() { bind_memory(key, offset, memory, memory_offset, size, flags) } else { is_of }
+}
+
+/// The device is that of the memory.
+pub(crate) extern "C" fn bind_address_for(
+    key: AllocationHandle,
+    _device: Device,
+    offset: usize,
+    address: DevicePtr,
+    size: usize,
+    flags: u64,
+) -> CuResult {
+    bind_address(key, offset, address, size, flags)
+}
+
 pub(crate) extern "C" fn bind_address(
     key: AllocationHandle,
     offset: usize,

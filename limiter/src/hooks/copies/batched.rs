@@ -20,6 +20,10 @@ macros::hooks! {
     fn cuMemcpy3DBatchAsync_v2 | cuMemcpy3DBatchAsync_v2_ptsz (count: usize, list: *mut BatchedCopy3d, flags: c_ulonglong, stream: Stream) -> CuResult = copies_3d;
     /// The form of CUDA 12.8, with the index of what failed.
     fn cuMemcpy3DBatchAsync | cuMemcpy3DBatchAsync_ptsz (count: usize, list: *mut BatchedCopy3d, failed: *mut usize, flags: c_ulonglong, stream: Stream) -> CuResult = copies_3d_12;
+    /// A single copy with attributes, of CUDA 13.2.
+    fn cuMemcpyWithAttributesAsync | cuMemcpyWithAttributesAsync_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *mut CopyAttributes, stream: Stream) -> CuResult = with_attributes;
+    /// A single copy with attributes, of CUDA 13.2.
+    fn cuMemcpy3DWithAttributesAsync | cuMemcpy3DWithAttributesAsync_ptsz (copy: *mut BatchedCopy3d, flags: c_ulonglong, stream: Stream) -> CuResult = with_attributes_3d;
 
     /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
     fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz (at: DevicePtr, bytes: usize, location: MemLocation, flags: c_uint, stream: Stream) -> CuResult = prefetch;
@@ -115,6 +119,42 @@ fn copies_12(
             let (list, number) = (attributes, attribute_count);
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(to, from, sizes, count, list, firsts, number, failed, stream) }
+        },
+    )
+}
+
+fn with_attributes(
+    call: Call<signature::cuMemcpyWithAttributesAsync>,
+    to: DevicePtr,
+    from: DevicePtr,
+    bytes: usize,
+    attributes: *mut CopyAttributes,
+    stream: Stream,
+) -> CuResult {
+    transfer(
+        || CopyKind::BATCH.work(bytes as u64),
+        stream,
+        &call,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(to, from, bytes, attributes, stream) }
+        },
+    )
+}
+
+fn with_attributes_3d(
+    call: Call<signature::cuMemcpy3DWithAttributesAsync>,
+    copy: *mut BatchedCopy3d,
+    flags: c_ulonglong,
+    stream: Stream,
+) -> CuResult {
+    transfer(
+        || sum_of_extents(copy, 1),
+        stream,
+        &call,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(copy, flags, stream) }
         },
     )
 }

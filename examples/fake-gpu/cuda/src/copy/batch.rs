@@ -77,6 +77,34 @@ pub(crate) extern "C" fn copies<const P: bool>(
     api(|| lists.put::<P>(stream, &mut 0))
 }
 
+/// A batch of one copy.
+pub(crate) extern "C" fn with_attributes<const P: bool>(
+    to: DevicePtr,
+    from: DevicePtr,
+    size: usize,
+    attributes: In<CopyAttributes>,
+    stream: cuda::Stream,
+) -> CuResult {
+    api(|| {
+        driver()?;
+        known_order(attributes.at(0)?.order)?;
+        let line = |inner: &Inner, _| {
+            let (to, from) = (Place::anywhere(inner, to), Place::anywhere(inner, from));
+            Ok(Transfer::line(to, from, size as u64))
+        };
+        put_batch::<P>(1, line, stream, &mut 0)
+    })
+}
+
+/// A batch of one copy.
+pub(crate) extern "C" fn with_attributes_3d<const P: bool>(
+    copy: In<BatchedCopy3d>,
+    flags: u64,
+    stream: cuda::Stream,
+) -> CuResult {
+    copies_3d::<P>(1, copy, flags, stream)
+}
+
 pub(crate) extern "C" fn copies_12<const P: bool>(
     to: In<DevicePtr>,
     from: In<DevicePtr>,
