@@ -24,8 +24,9 @@ macros::hooks! {
     fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz | cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz (stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint) -> CuResult = operations;
     fn cuWaitExternalSemaphoresAsync | cuWaitExternalSemaphoresAsync_ptsz (semaphores: *const c_void, parameters: *const c_void, count: c_uint, stream: Stream) -> CuResult = semaphores;
     /// Execution Control / Stream Management: for the host.
-    fn cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz (stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint) -> CuResult = callback;
     fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz (stream: Stream, function: *const c_void, data: *mut c_void) -> CuResult = host_function;
+    /// Execution Control / Stream Management: for the host.
+    fn cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz (stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint) -> CuResult = callback;
     fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
 }
 
