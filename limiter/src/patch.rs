@@ -1,6 +1,6 @@
 //! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
-use crate::driver_calls;
+use crate::driver_calls::{self, library::Start};
 use crate::environment;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
@@ -22,10 +22,12 @@ struct KnownLibraries {
     /// In the list's order.
     libraries: Vec<(usize, usize)>,
     patched: [Option<(usize, usize)>; 2],
+    /// Where the stack ended when the driver was patched.
+    stack: usize,
 }
 
 static SEEN: Turnstile<KnownLibraries> =
-    Turnstile::new(KnownLibraries { libraries: Vec::new(), patched: [None; 2] });
+    Turnstile::new(KnownLibraries { libraries: Vec::new(), patched: [None; 2], stack: 0 });
 
 fn failed(message: String) {
     unpatched::note(message);
@@ -174,6 +176,7 @@ fn look(seen: &mut KnownLibraries) {
             }
         });
     }
+    let here = (&raw const present).addr();
     seen.libraries = present;
     for (kind, key) in [Library::Cuda, Library::Nvml].into_iter().zip(&mut seen.patched) {
         if key.is_some_and(|key| !seen.libraries.contains(&key)) {
@@ -189,12 +192,16 @@ fn look(seen: &mut KnownLibraries) {
         };
         let slot = &mut seen.patched[kind as usize];
         if let Some(first) = *slot
-            && !hands_on(kind, first)
+            && !hands_on(kind, first, here < seen.stack)
         {
             further_copy(kind, &library);
             continue;
         }
         *slot = Some(library.key());
+        if kind == Library::Cuda {
+            // More than different ways to load a library take.
+            seen.stack = here.saturating_sub(512);
+        }
         patch(kind, library);
     }
     let before = unpatched::failure().is_some();
@@ -373,9 +380,12 @@ fn refuses(function: &Found) -> bool {
 }
 
 /// Whether the first copy of the driver, which has not started, is loading the other: it hands calls on, as WSL's does.
-/// The other is the driver then. The hooks of both lead into it, past the first: each call is counted once.
-fn hands_on(kind: Library, first: (usize, usize)) -> bool {
-    kind == Library::Cuda && !driver_calls::library::has_started() && loader::is_calling(first.0)
+/// The other is the driver then. The hooks of both lead into it, past the first: each call is counted once. `is_nested`: the
+/// stack is longer than when the first was loaded, as in its constructors.
+fn hands_on(kind: Library, first: (usize, usize), is_nested: bool) -> bool {
+    let state = driver_calls::library::state();
+    let may_load = state == Start::Begun || (state == Start::Not && is_nested);
+    kind == Library::Cuda && may_load && loader::is_calling(first.0)
 }
 
 /// A library is patched once in a process, because a hook has one trampoline. A further copy (another path,

@@ -4,6 +4,7 @@
 use crate::compute::{self, Gate, Launched, Source};
 use crate::device::{self, Device};
 use crate::device_list::{DeviceList, MAX_DEVICES};
+use crate::driver_calls::library::Start;
 use crate::driver_calls::{self, nvml};
 use crate::environment::{self, Decided};
 use crate::exit_guard::ExitGuard;
@@ -256,10 +257,10 @@ impl Process {
     pub(crate) fn driver_starts(&self, init: impl FnOnce() -> CuResult) -> CuResult {
         let seen = || self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
         seen().get_or_insert_with(Snapshot::take);
+        driver_calls::library::starts(Start::Begun);
         let result = init();
-        if result.is_ok() {
-            driver_calls::library::started();
-        } else {
+        driver_calls::library::starts(if result.is_ok() { Start::Done } else { Start::Not });
+        if !result.is_ok() {
             *seen() = None;
         }
         result

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use hook::loader;
 
 /// The loader's handle; null once the library is kept. A static, because libraries come and go before the
@@ -12,17 +12,31 @@ static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// Whether the driver stays loaded. A static for the same reason.
 static KEPT: AtomicBool = AtomicBool::new(false);
 
-/// Whether `cuInit` has succeeded. A static for the same reason.
-static STARTED: AtomicBool = AtomicBool::new(false);
+/// How far `cuInit` is. A static for the same reason.
+static STARTED: AtomicU8 = AtomicU8::new(Start::Not as u8);
 
-/// The driver has started.
-pub(crate) fn started() {
-    STARTED.store(true, Ordering::Release);
+/// How far the driver's start is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Not,
+    Begun,
+    Done,
 }
 
-/// Whether the driver has started.
-pub(crate) fn has_started() -> bool {
-    STARTED.load(Ordering::Acquire)
+/// The driver starts, has started, or has failed to.
+pub(crate) fn starts(state: Start) {
+    if self::state() != Start::Done {
+        STARTED.store(state as u8, Ordering::Release);
+    }
+}
+
+/// How far the driver's start is.
+pub(crate) fn state() -> Start {
+    match STARTED.load(Ordering::Acquire) {
+        0 => Start::Not,
+        1 => Start::Begun,
+        _ => Start::Done,
+    }
 }
 
 /// That of NVML; null once its calls have been led elsewhere.

@@ -180,8 +180,8 @@ pub unsafe fn keep(handle: *const c_void) -> bool {
     }
 }
 
-/// Whether a function of the library that is loaded at `base` is, as far as the calling thread's stack shows, one of those
-/// that have not returned.
+/// Whether a function of the library that is loaded at `base` may be among those that the calling thread has yet to return
+/// from: its stack has an address of it. That may be left from an earlier call.
 #[must_use]
 pub fn is_calling(base: usize) -> bool {
     /// More than the loader's own functions take.
