@@ -21,25 +21,35 @@ pub struct Body<T>(pub T);
 
 impl<'a, T: DeserializeOwned> FromRequest<'a> for Body<T> {
     async fn from_request(_: &'a Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let reading = body.take()?.into_bytes_limit(CALL_LIMIT);
-        let bytes = timeout(BODY_WITHIN, reading)
-            .await
-            .map_err(|_| {
-                let problem = format!("the body did not come within {BODY_WITHIN:?}");
-                ApiError::new(StatusCode::REQUEST_TIMEOUT, problem)
-            })?
-            .map_err(|error| {
-                let status = ResponseError::status(&error);
-                ApiError::new(
-                    status,
-                    format!("the body cannot be read: {error} (at most {CALL_LIMIT} bytes)"),
-                )
-            })?;
-        let value = serde_json::from_slice(&bytes).map_err(|error| {
-            ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not as expected: {error}"))
-        })?;
-        Ok(Self(value))
+        Ok(Self(read_json(body.take()?, CALL_LIMIT, BODY_WITHIN).await?))
     }
+}
+
+/// Reads a body as JSON: at most `most` bytes, which have to come within this time.
+///
+/// # Errors
+/// The answer to the caller.
+pub async fn read_json<T: DeserializeOwned>(
+    body: HttpBody,
+    most: usize,
+    within: Duration,
+) -> Result<T, ApiError> {
+    let bytes = timeout(within, body.into_bytes_limit(most))
+        .await
+        .map_err(|_| {
+            let problem = format!("the body did not come within {within:?}");
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, problem)
+        })?
+        .map_err(|error| {
+            let status = ResponseError::status(&error);
+            ApiError::new(
+                status,
+                format!("the body cannot be read: {error} (at most {most} bytes)"),
+            )
+        })?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not as expected: {error}"))
+    })
 }
 
 /// An answer, written as JSON.

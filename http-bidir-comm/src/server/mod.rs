@@ -20,7 +20,7 @@ mod waiting;
 
 pub use authenticate::{Anyone, Authenticate, BearerToken, Caller, SameUser, WeakToken};
 pub use connection_filter::ConnectionFilter;
-pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body};
+pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body, read_json};
 pub use line::{Line, Lines, Pace};
 pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;

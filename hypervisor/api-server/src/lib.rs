@@ -4,14 +4,20 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
+
+use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt};
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Config};
+
+use self::bounds::{Bounded, Bounds};
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +74,36 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
         }
         None => Config::incluster()?,
     };
-    Ok(Client::try_from(config)?)
+    Ok(ClientBuilder::try_from(config)?.with_layer(&Bounded::by(Bounds::DEFAULT)).build())
+}
+
+/// An object's name as one segment of a path: kube writes names there as they are.
+#[must_use]
+pub fn segment(name: &str) -> String {
+    let is_dots = name.bytes().all(|byte| byte == b'.');
+    name.bytes().fold(String::with_capacity(name.len()), |mut text, byte| {
+        match byte {
+            b'.' if !is_dots => text.push('.'),
+            b'-' | b'_' => text.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => text.push(byte.into()),
+            // Writing to a string does not fail.
+            _ => _ = write!(text, "%{byte:02X}"),
+        }
+        text
+    })
+}
+
+/// The field selector for the pods of a node.
+#[must_use]
+pub fn on_node(name: &str) -> String {
+    let mut escaped = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if matches!(letter, '\\' | ',' | '=') {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    format!("spec.nodeName={escaped}")
 }
 
 /// What a call is answered in this time.
@@ -157,6 +192,15 @@ mod tests {
         assert!(said.starts_with("--kubeconfig: "), "{said}");
         let said = client(None).await.err().unwrap().to_string();
         assert!(said.starts_with("without --kubeconfig this has to run in a pod"), "{said}");
+    }
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path_and_one_value_of_a_selector() {
+        assert_eq!(segment("train-0.of_x"), "train-0.of_x");
+        assert_eq!(segment("../a?b#c%2f"), "..%2Fa%3Fb%23c%252f");
+        assert_eq!((segment(".."), segment("é ")), ("%2E%2E".to_owned(), "%C3%A9%20".to_owned()));
+        assert_eq!(on_node("here-1.x"), "spec.nodeName=here-1.x");
+        assert_eq!(on_node(r"a,b=c\"), r"spec.nodeName=a\,b\=c\\");
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api_server::{CallError, answered, is_conflict};
+use api_server::{CallError, answered, is_conflict, on_node, segment};
 use dialects::Dialect;
 use dialects::pods::{annotation, has_ended, is_allocating, lasting};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -75,10 +75,11 @@ impl Binder {
     }
 
     async fn try_to_bind(&self, wanted: &BindArguments, begun: Instant) -> Result<(), BindError> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &wanted.pod_namespace);
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&wanted.pod_namespace));
+        let own = segment(&wanted.pod_name);
         let name = format!("{}/{}", wanted.pod_namespace, wanted.pod_name);
         let gone = || BindError::Gone(name.clone());
-        let pod = asked(pods.get_opt(&wanted.pod_name)).await?.ok_or_else(gone)?;
+        let pod = asked(pods.get_opt(&own)).await?.ok_or_else(gone)?;
         if pod.metadata.uid.as_deref() != Some(&wanted.pod_uid) {
             return Err(gone());
         }
@@ -92,7 +93,7 @@ impl Binder {
             return self.write(&pods, wanted, &BTreeMap::new()).await;
         };
         let others = self.others_when_ready(&wanted.node, begun).await?;
-        let node: Node = asked(Api::all(self.client.clone()).get(&wanted.node)).await?;
+        let node: Node = asked(Api::all(self.client.clone()).get(&segment(&wanted.node))).await?;
         let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
         let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
         let claims = account.place(&needs).map_err(refused)?;
@@ -104,7 +105,7 @@ impl Binder {
             let metadata = json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
             let patch = Patch::Merge(json!({"metadata": metadata}));
             let how = PatchParams::default();
-            asked(pods.patch_metadata(&wanted.pod_name, &how, &patch)).await?;
+            asked(pods.patch_metadata(&own, &how, &patch)).await?;
         }
         self.write(&pods, wanted, &annotations).await?;
         tracing::info!(pod = name, node = wanted.node, claims, "bound");
@@ -119,7 +120,7 @@ impl Binder {
 
     /// The other pods of a node. With the gate open: when none of them is being given its GPUs.
     async fn others_when_ready(&self, node: &str, begun: Instant) -> Result<Vec<Pod>, BindError> {
-        let own = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let own = ListParams::default().fields(&on_node(node));
         let pods: Api<Pod> = Api::all(self.client.clone());
         loop {
             let others = asked(pods.list(&own)).await?.items;
@@ -152,7 +153,8 @@ impl Binder {
             "target": {"apiVersion": "v1", "kind": "Node", "name": wanted.node},
         });
         let how = PostParams::default();
-        let call = pods.create_subresource("binding", &wanted.pod_name, &how, &binding);
+        let name = segment(&wanted.pod_name);
+        let call = pods.create_subresource("binding", &name, &how, &binding);
         let _: Value = asked(call).await?;
         Ok(())
     }

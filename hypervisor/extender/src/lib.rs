@@ -21,22 +21,28 @@ use std::time::Duration;
 use dialects::Dialect;
 use dialects::gates::{FeatureGates, Gate};
 use futures_util::StreamExt;
+use http_bidir_comm::server::{AnswerKept, ApiError, BoundedTcpListener, read_json};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use poem::http::StatusCode;
-use poem::listener::{Acceptor, Listener, TcpListener};
-use poem::web::{Data, Json};
-use poem::{Body, EndpointExt, Route, Server, get, handler, post};
+use poem::web::Data;
+use poem::web::headers::{ContentLength, HeaderMapExt};
+use poem::{EndpointExt, FromRequest, Request, RequestBody, Route, get, handler, post};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::binder::Binder;
-use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult};
+use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult, name_of};
 
 /// Where VGPU-Manager's extender listens, for its schedulers' configuration.
 pub const LISTEN: &str = "127.0.0.1:3456";
-/// What a scheduler sends at most. Nodes in full are some KiB each.
-const MOST_BODY: usize = 64 << 20;
+/// What calls may send, one alone and all at once. Nodes in full are some KiB each.
+const MOST_BYTES: u32 = 64 << 20;
+/// How long a body may take, and how long it waits for those of other calls.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// kube-scheduler binds up to 16 pods at once.
+const CONNECTIONS: usize = 64;
 /// How long calls have to end when the program ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -89,6 +95,8 @@ struct Extender {
     pods: Store<Pod>,
     dialects: Arc<[Dialect]>,
     binder: Binder,
+    /// A permit for each byte that calls may still send.
+    bytes: Arc<Semaphore>,
 }
 
 /// Those whose nodes say what they have. Of the others people are told: the node's part may have the same list.
@@ -120,10 +128,8 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     let client = api_server::client(options.kubeconfig.as_deref()).await?;
     let address = options.listen;
     let listen = |source| ExtenderError::Listen { address, source };
-    let acceptor = TcpListener::bind(address).into_acceptor().await.map_err(listen)?;
-    for bound in acceptor.local_addr() {
-        tracing::info!(address = %bound, "listens");
-    }
+    let listener = BoundedTcpListener::bind(address, CONNECTIONS).map_err(listen)?;
+    tracing::info!(address = %listener.local_addr().map_err(listen)?, "listens");
     let (nodes, keep_nodes) = kept::<Node>(&client, "nodes");
     let (pods, keep_pods) = kept::<Pod>(&client, "pods");
     let binder = Binder {
@@ -132,16 +138,23 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         serial: options.gates.is_open(Gate::SerialBindNode),
         turns: Arc::default(),
     };
-    let extender = Extender { nodes, pods, dialects, binder };
+    let bytes = Arc::new(Semaphore::new(MOST_BYTES as usize));
+    let under_way = Arc::clone(&bytes);
+    let extender = Extender { nodes, pods, dialects, binder, bytes };
     let routes = Route::new()
         .at("/scheduler/filter", post(filter))
         .at("/scheduler/bind", post(bind))
         .at("/healthz", get(healthy))
         .at("/readyz", get(ready))
         .data(extender);
-    let server = Server::new_with_acceptor(acceptor);
+    let calls_have_ended = async {
+        end.await;
+        // In vain after that time: they are broken off.
+        _ = tokio::time::timeout(ENDS_WITHIN, under_way.acquire_many(MOST_BYTES)).await;
+    };
     tokio::select! {
-        served = server.run_with_graceful_shutdown(routes, end, Some(ENDS_WITHIN)) => served.map_err(listen),
+        never = http_bidir_comm::server::serve(listener, routes) => match never {},
+        () = calls_have_ended => Ok(()),
         () = keep_nodes => Ok(()),
         () = keep_pods => Ok(()),
     }
@@ -183,12 +196,9 @@ impl Extender {
             let error = "it has not heard of all nodes and pods yet".to_owned();
             return FilterResult { error, ..FilterResult::default() };
         }
-        let name_of = |node: &serde_json::Value| {
-            node["metadata"]["name"].as_str().unwrap_or_default().to_owned()
-        };
         let names: Vec<String> = match (&wanted.node_names, &wanted.nodes) {
             (Some(names), _) => names.clone(),
-            (None, Some(nodes)) => nodes.items.iter().map(name_of).collect(),
+            (None, Some(nodes)) => nodes.items.iter().map(|node| name_of(node)).collect(),
             (None, None) => Vec::new(),
         };
         let failed_nodes = self.refusals(&wanted.pod, &names);
@@ -226,21 +236,44 @@ impl Extender {
     }
 }
 
-async fn read<T: serde::de::DeserializeOwned>(body: Body) -> poem::Result<T> {
-    let bytes = body.into_bytes_limit(MOST_BODY).await?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        poem::Error::from_string(format!("no extender's call: {error}"), StatusCode::BAD_REQUEST)
-    })
+/// A call and the place of its bytes, which it has until it is answered.
+struct Call<T>(T, OwnedSemaphorePermit);
+
+impl<'a, T: serde::de::DeserializeOwned> FromRequest<'a> for Call<T> {
+    async fn from_request(request: &'a Request, body: &mut RequestBody) -> poem::Result<Self> {
+        let refused = |status, problem: &str| ApiError::new(status, problem);
+        let Some(ContentLength(length)) = request.headers().typed_get() else {
+            let problem = "a call without content-length; POST with the body's length is accepted";
+            return Err(refused(StatusCode::LENGTH_REQUIRED, problem).into());
+        };
+        let bytes = u32::try_from(length).ok().filter(|bytes| *bytes <= MOST_BYTES);
+        let bytes = bytes.ok_or_else(|| {
+            let problem = format!("a body of {length} bytes; up to {MOST_BYTES} are accepted");
+            refused(StatusCode::PAYLOAD_TOO_LARGE, &problem)
+        })?;
+        let Data(extender) = Data::<&Extender>::from_request(request, body).await?;
+        let place = Arc::clone(&extender.bytes).acquire_many_owned(bytes.max(1));
+        let place = tokio::time::timeout(BODY_WITHIN, place).await.ok().and_then(Result::ok);
+        let problem =
+            "other calls have taken all places for bodies; the same call later is accepted";
+        let place = place.ok_or_else(|| refused(StatusCode::SERVICE_UNAVAILABLE, problem))?;
+        Ok(Self(read_json(body.take()?, bytes as usize, BODY_WITHIN).await?, place))
+    }
 }
 
 #[handler]
-async fn filter(body: Body, extender: Data<&Extender>) -> poem::Result<Json<FilterResult>> {
-    Ok(Json(extender.filter(read(body).await?).await))
+async fn filter(
+    Call(wanted, place): Call<FilterArguments>,
+    extender: Data<&Extender>,
+) -> AnswerKept<FilterResult, OwnedSemaphorePermit> {
+    AnswerKept(extender.filter(wanted).await, place)
 }
 
 #[handler]
-async fn bind(body: Body, extender: Data<&Extender>) -> poem::Result<Json<BindResult>> {
-    let wanted: BindArguments = read(body).await?;
+async fn bind(
+    Call(wanted, place): Call<BindArguments>,
+    extender: Data<&Extender>,
+) -> AnswerKept<BindResult, OwnedSemaphorePermit> {
     let error = match extender.binder.bind(&wanted).await {
         Ok(()) => String::new(),
         Err(why) => {
@@ -249,7 +282,7 @@ async fn bind(body: Body, extender: Data<&Extender>) -> poem::Result<Json<BindRe
             reason
         }
     };
-    Ok(Json(BindResult { error }))
+    AnswerKept(BindResult { error }, place)
 }
 
 #[handler]

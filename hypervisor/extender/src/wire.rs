@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// Which of these nodes has room?
 #[derive(Debug, Deserialize)]
@@ -19,9 +19,26 @@ pub(crate) struct FilterArguments {
     pub(crate) node_names: Option<Vec<String>>,
 }
 
+/// Nodes as they came: of a large cluster they are many.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct NodeList {
-    pub(crate) items: Vec<Value>,
+    pub(crate) items: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+}
+
+/// The name of a node. Empty: it has none.
+pub(crate) fn name_of(node: &RawValue) -> String {
+    let named = serde_json::from_str(node.get());
+    named.map(|Named { metadata }| metadata.name).unwrap_or_default()
 }
 
 #[derive(Debug, Default, Serialize)]

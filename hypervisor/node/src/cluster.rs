@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api_server::{CallError, ConnectError, answered, insisted, is_conflict, watched};
+use api_server::{
+    CallError, ConnectError, answered, insisted, is_conflict, on_node, segment, watched,
+};
 use dialects::pods::{self, has_ended, is_allocating};
 use dialects::{Dialect, PodClaims, Resource as Counted};
 use futures_util::{Stream, StreamExt};
@@ -82,7 +84,7 @@ impl Cluster {
             told: Arc::default(),
             outcomes: Arc::default(),
         };
-        let own = watcher::Config::default().fields(&format!("spec.nodeName={}", options.node));
+        let own = watcher::Config::default().fields(&on_node(&options.node));
         let events = watched(Api::<Pod>::all(client), "pods", own);
         let keep = cluster.clone();
         let keep = async move {
@@ -157,8 +159,8 @@ impl Cluster {
 
     /// The pod of this name, as it is now: one that was heard of may have gone, and another one has its name.
     pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, CallError> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
-        Ok(answered(ANSWERS_WITHIN, pods.get_opt(&holder.pod)).await?.map(Arc::new))
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&holder.namespace));
+        Ok(answered(ANSWERS_WITHIN, pods.get_opt(&segment(&holder.pod))).await?.map(Arc::new))
     }
 
     /// The GPUs that a scheduler has claimed for the container which is likely to be next: with so many places, of the
@@ -169,7 +171,7 @@ impl Cluster {
         }
         // The kubelet may have heard of the pod before this program has.
         let pods: Api<Pod> = Api::all(self.client.clone());
-        let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let own = ListParams::default().fields(&on_node(&self.node));
         let Ok(listed) = answered(LISTS_WITHIN, pods.list(&own)).await else { return Vec::new() };
         let listed: Vec<Arc<Pod>> = listed.items.into_iter().map(Arc::new).collect();
         self.next_of(&listed, resource, count).unwrap_or_default()
@@ -224,7 +226,7 @@ impl Cluster {
     /// Tells a pod's scheduler what became of its containers, unless something else has happened since.
     async fn write_outcome(&self, pod: &Pod, number: u64) {
         let pods = self.pods_beside(pod);
-        let (name, how) = (name(pod), PatchParams::default());
+        let (name, how) = (&segment(name(pod)), PatchParams::default());
         let write = || async {
             loop {
                 let now = pods.get_opt(name).await?.filter(|now| uid(now) == uid(pod));
@@ -251,7 +253,8 @@ impl Cluster {
     /// A scheduler of these dialects holds the node until its pod has its devices.
     async fn release(&self, lock: &str, pod: &Pod, is_its_without_name: bool) {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let Ok(node) = insist("the node's lock", || nodes.get(&self.node)).await else { return };
+        let own = segment(&self.node);
+        let Ok(node) = insist("the node's lock", || nodes.get(&own)).await else { return };
         let held = node.metadata.annotations.as_ref().and_then(|all| all.get(lock));
         // TIME, or TIME,NAMESPACE,POD.
         let named = format!(",{}", name(pod));
@@ -261,7 +264,7 @@ impl Cluster {
         if held.is_some_and(is_its) {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {lock: Value::Null}}}));
             let how = PatchParams::default();
-            let free = || nodes.patch_metadata(&self.node, &how, &patch);
+            let free = || nodes.patch_metadata(&own, &how, &patch);
             // Whoever holds the node is told of what cannot be written.
             _ = insist("the node's lock", free).await;
         }
@@ -328,17 +331,17 @@ impl Cluster {
         }
         let text = "it is deleted, so that its controller makes a new one";
         self.tell(pod, Kind::Normal, "Rescheduled", text).await;
-        let pods = self.pods_beside(pod);
+        let (pods, segment) = (self.pods_beside(pod), segment(name));
         let preconditions = Some(Preconditions { uid: meta.uid.clone(), resource_version: None });
         let how = DeleteParams { preconditions, ..DeleteParams::default() };
-        if insist(name, || pods.delete(name, &how)).await.is_ok() {
+        if insist(name, || pods.delete(&segment, &how)).await.is_ok() {
             tracing::info!(pod = name, "deleted, so that its controller makes a new one");
         }
     }
 
     fn pods_beside(&self, pod: &Pod) -> Api<Pod> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-        Api::namespaced(self.client.clone(), namespace)
+        Api::namespaced(self.client.clone(), &segment(namespace))
     }
 
     /// Sets those of the node's annotations that are not so. Touches nothing else.
@@ -347,8 +350,9 @@ impl Cluster {
         wanted: &[(&'static str, String)],
     ) -> Result<(), CallError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
+        let own = segment(&self.node);
         let written = async {
-            let node = answered(ANSWERS_WITHIN, nodes.get(&self.node)).await?;
+            let node = answered(ANSWERS_WITHIN, nodes.get(&own)).await?;
             let present = node.metadata.annotations.unwrap_or_default();
             self.take_policy(present.get(dialects::table::COMPUTE_POLICY).map(String::as_str));
             let differ = wanted.iter().filter(|(name, value)| present.get(*name) != Some(value));
@@ -359,7 +363,7 @@ impl Cluster {
             }
             let patch = Patch::Merge(json!({"metadata": {"annotations": patch}}));
             let how = PatchParams::default();
-            let patched = nodes.patch_metadata(&self.node, &how, &patch);
+            let patched = nodes.patch_metadata(&own, &how, &patch);
             answered(ANSWERS_WITHIN, patched).await.map(drop)
         };
         written.await.inspect_err(|error: &CallError| {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api_server::answered;
+use api_server::{answered, segment};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -89,7 +89,7 @@ impl Events {
     /// Tells it. What cannot be written is lost.
     pub(crate) async fn tell(&self, about: &ObjectReference, told: Told) {
         let namespace = about.namespace.as_deref().unwrap_or("default");
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &segment(namespace));
         let whose = about.uid.clone().or_else(|| about.name.clone()).unwrap_or_default();
         let key = (whose, told.reason, told.series.clone());
         self.series().retain(|_, series| series.last.elapsed() < SERIES);
@@ -100,7 +100,7 @@ impl Events {
                     series.count = series.count.saturating_add(told.count);
                     series.last = Instant::now();
                     let patch = Patch::Merge(json!({"series": counted(series.count)}));
-                    events.patch(&series.name, &PatchParams::default(), &patch).await?;
+                    events.patch(&segment(&series.name), &PatchParams::default(), &patch).await?;
                     Ok(series)
                 }
                 None => {

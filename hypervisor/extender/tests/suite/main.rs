@@ -191,7 +191,7 @@ async fn a_pod_that_has_gone_or_is_another_one_is_not_bound() {
     assert!(server.objects.written("POST", "/binding").is_empty());
     let (status, said) = extender.call("POST", "/scheduler/bind", "{").await.unwrap();
     assert_eq!(status, 400);
-    assert!(said.starts_with("no extender's call: "), "{said}");
+    assert!(said.contains("the body is not as expected: "), "{said}");
     extender.stop().await;
 }
 
@@ -256,5 +256,89 @@ async fn before_it_has_heard_of_the_cluster_it_leaves_no_node() {
     let left = extender.post("/scheduler/filter", &wanted).await;
     assert_eq!(left["Error"], "it has not heard of all nodes and pods yet");
     assert_eq!(left["NodeNames"], Value::Null);
+    extender.stop().await;
+}
+
+/// What this process keeps in memory.
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+}
+
+#[tokio::test]
+async fn half_sent_bodies_and_idle_connections_are_bounded_and_end() {
+    const MIB: usize = 1 << 20;
+    let (_folder, _server, extender) = cluster().await;
+    let before = resident_mib();
+    let half = vec![b' '; 59 * MIB];
+    let head = format!(
+        "POST /scheduler/filter HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+        60 * MIB
+    );
+    let send = async || {
+        let mut connection = TcpStream::connect(extender.address).await.unwrap();
+        let mut answer = String::new();
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let (mut reads, mut writes) = connection.split();
+        // Whoever is refused reads no more.
+        tokio::join!(async { drop(writes.write_all(&half).await) }, async {
+            drop(reads.read_to_string(&mut answer).await);
+        });
+        answer
+    };
+    let sent = futures_util::future::join_all((0..12).map(|_| send()));
+    let mut most = 0;
+    let watched = async {
+        loop {
+            most = most.max(resident_mib());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let answers = tokio::time::timeout(4 * PATIENCE, async {
+        tokio::select! { answers = sent => answers, () = watched => unreachable!() }
+    });
+    // The first one has all places; the others are told.
+    let answers = answers.await.expect("they are not held for ever");
+    assert!(
+        answers.iter().any(|said| said.contains("the body did not come within")),
+        "{answers:?}"
+    );
+    assert!(
+        answers.iter().any(|said| said.contains("other calls have taken all places")),
+        "{answers:?}"
+    );
+    assert!(most < before + 200, "{before} MiB, then {most}");
+    // More connections than there are places.
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        idle.push(TcpStream::connect(extender.address).await.unwrap());
+    }
+    let start = Instant::now();
+    for mut connection in idle {
+        let mut said = Vec::new();
+        let closed = tokio::time::timeout(4 * PATIENCE, connection.read_to_end(&mut said)).await;
+        assert!(closed.is_ok(), "an idle connection after {:?}", start.elapsed());
+    }
+    extender.until("/readyz", 200).await;
+    let (status, said) = extender.call("POST", "/scheduler/bind", "{").await.unwrap();
+    assert_eq!(status, 400, "{said}");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn a_name_does_not_lead_to_another_object() {
+    let (_folder, server, extender) = cluster().await;
+    let mut secret = pod("train", 1024);
+    secret["metadata"]["namespace"] = "default".into();
+    server.objects.put(secret);
+    for name in ["x/../train", "../pods/train", "train?x=", "train#", "%74rain"] {
+        let said = extender.bind(name, "uid-of-train", "roomy").await;
+        assert_eq!(said, format!("the pod default/{name} has gone"));
+    }
+    // A node's name selects nothing else.
+    let said = extender.bind("train", "uid-of-train", "roomy,metadata.name=x").await;
+    assert!(said.contains("NotFound"), "{said}");
+    assert!(server.objects.written("POST", "/binding").is_empty());
     extender.stop().await;
 }

@@ -1,6 +1,6 @@
 //! What the API server says.
 
-use api_server::answered;
+use api_server::{answered, segment};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
@@ -84,7 +84,8 @@ async fn may(client: &Client, permission: &Permission) -> Result<bool, kube::Err
 
 pub(super) fn node(options: &Options, on: &Handle) -> Checked {
     let asked = asked(options, on, async |client, cluster| {
-        Ok(Api::<Node>::all(client).get_opt(&cluster.node).await?.map(|_| cluster.node.clone()))
+        let node = Api::<Node>::all(client).get_opt(&segment(&cluster.node)).await?;
+        Ok(node.map(|_| cluster.node.clone()))
     });
     let mend = "kubectl get nodes; in a pod: NODE_NAME by fieldRef spec.nodeName";
     match asked.ok_or_else(unused)? {
