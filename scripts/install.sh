@@ -45,6 +45,7 @@ while [ $# -gt 0 ]; do
         exit
         ;;
     *)
+        printf "install.sh: %s is not an option\n\n" "'$1'" >&2
         usage >&2
         exit 2
         ;;
@@ -56,6 +57,9 @@ case $prefix in
 /*) ;;
 *) fail "--prefix '$prefix' is not a path that starts with /" ;;
 esac
+# Units and the list of what is installed could not name it.
+[[ $prefix != *[[:cntrl:]\"\'\\\$]* ]] ||
+    fail "--prefix $(printf %q "$prefix"): control characters, quotes, \\ and \$ are not accepted"
 
 # What is installed: a path below the prefix in each line. Folders that were made for it end with a slash.
 list=lib/sluice/installed
@@ -95,7 +99,18 @@ fi
 
 # The copies that have not taken their places, and what is made for this alone.
 copies=() own=$(mktemp -d)
-trap 'rm -rf -- "$own" ${copies[@]+"${copies[@]}"}' EXIT
+# Folders that were not there: below the prefix, and those that the prefix is in, the lowest first.
+made=() above=() is_changed=''
+at_end() {
+    local index
+    rm -rf -- "$own" ${copies[@]+"${copies[@]}"}
+    [ -z "$is_changed" ] || return 0
+    for ((index = ${#made[@]} - 1; index >= 0; index--)); do
+        rmdir -- "$prefix/${made[index]#./}" || true
+    done
+    [ "${#above[@]}" -eq 0 ] || rmdir -- "${above[@]}" || true
+}
+trap at_end EXIT
 tree=$here
 if [ ! -d "$here/lib/sluice" ]; then
     tree=$own/tree
@@ -113,6 +128,12 @@ done
 make_folder() {
     [ ! -d "$prefix/$1" ] || return 0
     if [ "$1" = . ]; then
+        local folder
+        folder=$(dirname -- "$prefix")
+        until [ -d "$folder" ]; do
+            above+=("$folder")
+            folder=$(dirname -- "$folder")
+        done
         mkdir -p -- "$prefix"
     else
         make_folder "$(dirname -- "$1")"
@@ -128,12 +149,23 @@ draft() {
     copies+=("$copy")
     install -m "$2" -- "$3" "$copy"
 }
-made=()
+
+# unit FILE: that unit of systemd, which names the programs where they are installed.
+unit() {
+    local line program
+    while IFS= read -r line; do
+        if [[ $line =~ ^ExecStart=/usr(/bin/[^ ]*)(.*)$ ]]; then
+            program=$prefix${BASH_REMATCH[1]} line=${BASH_REMATCH[2]}
+            [[ $program =~ ^[A-Za-z0-9/._+-]*$ ]] || program="\"${program//%/%%}\""
+            line=ExecStart=$program$line
+        fi
+        printf '%s\n' "$line"
+    done <"$1"
+}
 for file in "${files[@]}"; do
     case $file in
     lib/systemd/*)
-        # The unit names the program where it is installed.
-        sed "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" -- "$tree/$file" >"$own/unit"
+        unit "$tree/$file" >"$own/unit"
         draft "$file" 644 "$own/unit"
         ;;
     share/*) draft "$file" 644 "$tree/$file" ;;
@@ -148,6 +180,7 @@ files+=("$list")
 draft "$list" 644 "$own/list"
 # What takes the place must be complete, also after a power failure.
 sync -- "${copies[@]}"
+is_changed=yes
 for index in "${!files[@]}"; do
     mv -T -f -- "${copies[$index]}" "$prefix/${files[$index]}"
 done

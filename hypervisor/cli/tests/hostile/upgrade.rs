@@ -1,9 +1,10 @@
 //! An upgrade while programs run.
 
+use crate::other_users::User;
 use crate::support::{Sluice, eventually, outcome};
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -156,15 +157,89 @@ fn an_upgrade_that_fails_changes_nothing() {
     limited.arg(archive.join("install.sh")).arg("--prefix").arg(&prefix);
     let (code, _, said) = outcome(&mut limited);
     assert_ne!(code, 0, "{said}");
-    assert!(!all(&prefix).contains(&"share/aside/tool".to_owned()));
-    let _ = fs::remove_dir(prefix.join("share/aside"));
     assert_eq!(inodes(), before);
+    // Where nothing was, nothing is left, not even folders.
+    let nowhere = sluice.folder().join("not/yet/there");
+    limited = sluice.command_of("sh");
+    limited.args(["-c", r#"trap '' XFSZ; ulimit -f 2048; exec "$@""#, "sh"]);
+    limited.arg(archive.join("install.sh")).arg("--prefix").arg(&nowhere);
+    let (code, _, said) = outcome(&mut limited);
+    assert_ne!(code, 0, "{said}");
+    assert!(!sluice.folder().join("not").exists());
 
     for wrong in ["relative", "./x"] {
         let (code, _, said) = outcome(&mut install(&sluice, &archive, Path::new(wrong)));
         assert_eq!(code, 1, "{said}");
         assert!(said.contains("is not a path that starts with /"), "{said}");
     }
+    for wrong in ["a\nb", "a\"b", "a'b", "a\\b", "a$b", "a\tb"] {
+        let prefix = sluice.folder().join("wrong").join(wrong);
+        let (code, _, said) = outcome(&mut install(&sluice, &archive, &prefix));
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains("control characters, quotes, \\ and $ are not accepted"), "{said}");
+        assert!(!sluice.folder().join("wrong").exists());
+    }
+    let mut mistaken = sluice.command_of(archive.join("install.sh"));
+    let (code, _, said) = outcome(mistaken.args(["--prefx", "/x"]));
+    assert_eq!(code, 2);
+    assert!(said.starts_with("install.sh: '--prefx' is not an option\n"), "{said}");
+}
+
+#[test]
+fn a_unit_names_its_program_whatever_the_prefix_is_called() {
+    let sluice = Sluice::new();
+    let build = build(&sluice);
+    let archive = archive(&sluice, &build, "archive");
+    for name in ["a&b", "a prefix", "50%i", "a|b", "naïve", "a;b#c"] {
+        let prefix = sluice.folder().join(name);
+        succeeds(&mut install(&sluice, &archive, &prefix));
+        let unit = fs::read_to_string(prefix.join("lib/systemd/system/sluice.service")).unwrap();
+        let path = prefix.display().to_string().replace('%', "%%");
+        let named = format!("\nExecStart=\"{path}/bin/hypervisor\" daemon");
+        assert!(unit.contains(&named), "{unit}");
+        succeeds(install(&sluice, &archive, &prefix).arg("--uninstall"));
+        assert!(!prefix.exists());
+    }
+}
+
+/// The maintainer script runs `sluice prune` as each user who has sessions.
+#[test]
+fn a_user_cannot_hold_up_the_removal_and_inherits_nothing() {
+    let sluice = Sluice::new();
+    let user = User::new();
+    user.make_base();
+    let prefix = sluice.folder().join("prefix");
+    let told = user.base().join("told");
+    for folder in ["bin", "lib/sluice"] {
+        fs::create_dir_all(prefix.join(folder)).unwrap();
+    }
+    for folder in prefix.ancestors().take_while(|folder| folder.starts_with(sluice.folder())) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = prefix.join("lib/sluice/before-removal");
+    fs::copy(self::script("../deploy/packages/before-removal"), &script).unwrap();
+    let stops = format!(
+        "#!/bin/sh\n[ \"$(id -u)\" = {} ] || exit\nls -l /proc/$$/fd >{told}\ncut -d' ' -f7 /proc/$$/stat >>{told}\nkill -STOP $$\n",
+        user.uid,
+        told = told.display()
+    );
+    fs::write(prefix.join("bin/sluice"), stops).unwrap();
+    fs::set_permissions(prefix.join("bin/sluice"), fs::Permissions::from_mode(0o755)).unwrap();
+    // As a package manager does: with descriptors of its own.
+    let mut removes = sluice.command_of("bash");
+    removes
+        .arg("-c")
+        .arg(r#"exec 3</etc/shadow 17</etc/shadow; exec timeout --kill-after=1 120 "$0""#);
+    let (code, _, said) = outcome(removes.arg(&script));
+    assert_eq!(code, 0, "{said}");
+    let told = fs::read_to_string(told).unwrap();
+    let open: Vec<&str> = told.lines().filter_map(|line| line.split(" -> ").nth(1)).collect();
+    // Its own script, which the shell reads, and the file that it writes.
+    let is_own = |path: &str| path.ends_with("bin/sluice") || path.ends_with("told");
+    let others = open.iter().filter(|path| **path != "/dev/null" && !is_own(path));
+    assert_eq!(others.collect::<Vec<_>>(), Vec::<&&str>::new(), "{told}");
+    assert!(open.len() >= 3, "{told}");
+    assert_eq!(told.lines().last(), Some("0"), "no terminal: {told}");
 }
 
 #[test]
