@@ -93,24 +93,19 @@ pub enum CallRefused {
         /// How many the call adds.
         more: usize,
     },
-    /// The worker is not known: it never existed, it has ended, or the daemon was restarted.
+    /// The worker is not known: it never existed, it has ended, the daemon was restarted, or it belongs to another
+    /// process, which is not to be told.
     #[error("worker {0} is not known: register first")]
     UnknownWorker(u64),
-    /// The worker belongs to another process.
-    #[error("worker {0} belongs to another process")]
-    NotYours(u64),
     /// The worker's session has no quota on that device.
     #[error("device {0} was not named when this worker was registered")]
     UnknownDevice(GpuId),
     /// The session has no limit on the device, so there is nothing to ask for.
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
     NoLimit(GpuId),
-    /// No such session is known.
+    /// No such session is known, or it belongs to another user, who is not to be told.
     #[error("session {0} is not known")]
     UnknownSession(u64),
-    /// The session belongs to another user.
-    #[error("session {0} belongs to another user")]
-    NotYourSession(u64),
     /// Only an operator may do this.
     #[error("only root and the daemon's own user may say whether a device is healthy")]
     NotOperator,
@@ -171,10 +166,7 @@ impl CallRefused {
             | Self::NoSuchDevice { .. }
             | Self::NotObserved(_)
             | Self::UnknownSession(_) => StatusCode::NOT_FOUND,
-            Self::NotYours(_)
-            | Self::NotYourSession(_)
-            | Self::NotOperator
-            | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
+            Self::NotOperator | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
             Self::NoTimeLimit { .. } | Self::LimitNotTold { .. } => StatusCode::CONFLICT,
         }
     }

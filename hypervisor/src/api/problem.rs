@@ -60,7 +60,6 @@ impl From<CallRefused> for Refused {
             CallRefused::UnknownSession(_) => {
                 Self::new(ProblemCode::NotFound, message, "an id that GET /api/v1/sessions lists")
             }
-            CallRefused::NotYourSession(_) => Self::forbidden(message),
             CallRefused::NotOperator => {
                 let accepted = "calls by root and by the daemon's own user";
                 Self::new(ProblemCode::Forbidden, message, accepted)

@@ -22,10 +22,9 @@ impl Node {
         only: Option<&Owner>,
     ) -> Result<(&Owner, &str), CallRefused> {
         let key = self.key_of(id)?;
-        match only {
-            Some(owner) if *owner != key.owner => Err(CallRefused::NotYourSession(id)),
-            _ => Ok((&key.owner, &key.name)),
-        }
+        // As unknown: who may not see a session is not told that it is there.
+        let is_hidden = only.is_some_and(|owner| *owner != key.owner);
+        if is_hidden { Err(CallRefused::UnknownSession(id)) } else { Ok((&key.owner, &key.name)) }
     }
 
     /// The processes of a session.

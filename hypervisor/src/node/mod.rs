@@ -532,8 +532,8 @@ impl Node {
     }
 
     fn caller(&self, worker: WorkerId, caller: &Caller) -> Result<&RegisteredProcess, CallRefused> {
-        let member = self.members.get(&worker).ok_or(CallRefused::UnknownWorker(worker.0))?;
-        if member.is(caller) { Ok(member) } else { Err(CallRefused::NotYours(worker.0)) }
+        let own = self.members.get(&worker).filter(|member| member.is(caller));
+        own.ok_or(CallRefused::UnknownWorker(worker.0))
     }
 
     /// The devices with at least one worker that holds or asks.

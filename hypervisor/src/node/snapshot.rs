@@ -15,8 +15,11 @@ use crate::identity::Owner;
 use crate::limits::{MOST_SAVED_SESSIONS, TOTALS, is_session_name};
 use protocol::MAX_DEVICES;
 
-/// How long a session from before a restart is kept while none of its processes registers.
+/// How long a session from before a restart is kept while none of its processes registers, if it is frozen or owes
+/// time.
 const KEPT_NS: u64 = 24 * 3_600_000_000_000;
+/// The same, if neither is so. A process that uses its GPU comes back within seconds.
+const COMES_BACK_NS: u64 = 600_000_000_000;
 
 /// No number that a daemon gave is higher, unless a file is damaged.
 const HIGHEST_NUMBER: u64 = (1 << 53) - 2 * FURTHER;
@@ -144,6 +147,23 @@ impl Restored {
     fn absent_ns(&self, now: u64) -> u64 {
         self.absent_ns.saturating_add(now.saturating_sub(self.since))
     }
+
+    /// Whether it would have the same with a new account.
+    fn is_over(&self, now: u64) -> bool {
+        let absent = self.absent_ns(now);
+        let earned = |share_ppm: u32| {
+            let since = now.saturating_sub(self.since);
+            i64::try_from(u128::from(since) * u128::from(share_ppm) / 1_000_000).unwrap_or(i64::MAX)
+        };
+        let owes = |account: &SavedAccount| {
+            let SavedAccount { limit, balance_ns, ceiling_ns, .. } = account;
+            let ceiling = limit.soft_ppm.unwrap_or(limit.share_ppm);
+            balance_ns.saturating_add(earned(limit.share_ppm)) < 0
+                || ceiling_ns.is_some_and(|left| left.saturating_add(earned(ceiling)) < 0)
+        };
+        let matters = self.frozen || self.devices.values().any(owes);
+        absent >= if matters { KEPT_NS } else { COMES_BACK_NS }
+    }
 }
 
 impl Node {
@@ -223,11 +243,10 @@ impl Node {
         Snapshot { last_worker, last_session, sessions, devices: devices.collect() }
     }
 
-    /// Forgets sessions from before the restart that have waited too long.
+    /// Forgets sessions from before the restart that do not matter any more.
     pub(super) fn forget_restored(&mut self, now: u64) {
-        let is_over = |restored: &Restored| restored.absent_ns(now) >= KEPT_NS;
-        let over = self.restored.iter().filter(|(_, restored)| is_over(restored));
+        let over = self.restored.iter().filter(|(_, restored)| restored.is_over(now));
         self.happened.extend(over.map(|(key, restored)| went(key, restored.id)));
-        self.restored.retain(|_, restored| !is_over(restored));
+        self.restored.retain(|_, restored| !restored.is_over(now));
     }
 }

@@ -138,7 +138,7 @@ fn a_session_can_be_frozen_and_thawed_before_its_processes_come() {
     assert!(after.set_frozen(id, true, None, 0).unwrap().0 && after.is_frozen(id));
     assert!(!after.set_frozen(id, true, None, 0).unwrap().0);
     let other = after.set_frozen(id, false, Some(&Owner::user(5)), 0);
-    assert_eq!(other, Err(CallRefused::NotYourSession(id)));
+    assert_eq!(other, Err(CallRefused::UnknownSession(id)));
     assert!(after.set_frozen(id, false, None, 0).unwrap().0 && !after.is_frozen(id));
     let kinds: Vec<_> = after.take_happened().iter().map(|happened| happened.kind).collect();
     assert_eq!(kinds, [EventKind::Frozen, EventKind::Thawed]);
@@ -169,8 +169,28 @@ fn no_counter_goes_back_after_a_kill() {
 }
 
 #[test]
-fn a_session_without_processes_is_forgotten_after_a_day_over_all_restarts() {
+fn a_session_without_processes_that_owes_nothing_is_forgotten_after_minutes() {
+    const MINUTE: u64 = 60_000 * MS;
     let snapshot = in_debt().snapshot(260 * MS, 0);
+    let kept = |snapshot: &Snapshot, after| {
+        let mut node = restarted(snapshot.clone());
+        node.forget_idle(after);
+        node.restored.len()
+    };
+    // Its debt of some 30 ms is earned back by then.
+    assert_eq!((kept(&snapshot, 9 * MINUTE), kept(&snapshot, 10 * MINUTE)), (1, 0));
+    let mut owes = snapshot.clone();
+    owes.sessions[0].devices[0].limit.share_ppm = 10;
+    assert_eq!((kept(&owes, 10 * MINUTE), kept(&owes, HOUR)), (1, 0));
+    let mut frozen = snapshot;
+    frozen.sessions[0].frozen = true;
+    assert_eq!((kept(&frozen, 23 * HOUR), kept(&frozen, 24 * HOUR)), (1, 0));
+}
+
+#[test]
+fn a_frozen_session_without_processes_is_forgotten_after_a_day_over_all_restarts() {
+    let mut snapshot = in_debt().snapshot(260 * MS, 0);
+    snapshot.sessions[0].frozen = true;
     let mut first = restarted(snapshot);
     first.forget_idle(20 * HOUR);
     assert_eq!(first.restored.len(), 1);

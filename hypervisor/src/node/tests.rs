@@ -49,7 +49,7 @@ fn a_process_may_register_device_by_device() {
         assert!(node.device(first.worker, &by(7, 0), gpu).is_ok());
     }
     let stranger = node.device(first.worker, &by(8, 0), GPUS[0]).map(|_| ());
-    assert_eq!(stranger, Err(CallRefused::NotYours(first.worker.0)));
+    assert_eq!(stranger, Err(CallRefused::UnknownWorker(first.worker.0)));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn the_latest_word_about_a_quota_counts() {
     assert_eq!(share(&mut node), 100_000);
     let quota = ComputeLimit::fixed(1);
     let refused = |result: Result<ComputeLimit, CallRefused>| result.unwrap_err();
-    let other = CallRefused::NotYours(first.0);
+    let other = CallRefused::UnknownWorker(first.0);
     assert_eq!(refused(node.change(first, &by(8, 0), GPUS[0], quota, MS)), other);
     let unknown = CallRefused::UnknownDevice(GPUS[1]);
     assert_eq!(refused(node.change(first, &by(7, 0), GPUS[1], quota, MS)), unknown);

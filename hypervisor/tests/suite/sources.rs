@@ -101,10 +101,10 @@ fn another_owner_s_session_is_a_sum_and_is_not_changed() {
         client.get::<SessionList>(api::path::SESSIONS, PATIENCE).unwrap()
     };
     let id = list(&first).sessions[0].id;
-    let act = |client: &BlockingHttpClient, action| -> Result<SessionAction, ClientError> {
+    let act = |client: &BlockingHttpClient, action, id| -> Result<SessionAction, ClientError> {
         client.post(&api::path::session(id, action), &(), PATIENCE)
     };
-    assert!(act(&first, "/freeze").is_ok() && act(&first, "/thaw").is_ok());
+    assert!(act(&first, "/freeze", id).is_ok() && act(&first, "/thaw", id).is_ok());
     let change = Some(r#"{"share_ppm": 250000}"#);
     let (status, text) = call(&socket, "PUT", &api::path::session(id, "/limits"), change);
     assert!(status == 409 && text.contains("no_page"), "{text}");
@@ -118,10 +118,22 @@ fn another_owner_s_session_is_a_sum_and_is_not_changed() {
         ClientError::Refused { status, .. } => status,
         other => panic!("{other}"),
     };
-    let one = second.get::<Session>(&api::path::session(id, ""), PATIENCE);
-    assert_eq!(status(one.unwrap_err()), 404);
-    let refused = |action| status(act(&second, action).unwrap_err());
-    assert_eq!(["/freeze", "/thaw"].map(refused), [403, 403]);
+    // Its id cannot be probed: each call says the same as of an id that nobody has.
+    for (id, other) in [(id, id + 1), (id + 1, id)] {
+        let one = second.get::<Session>(&api::path::session(id, ""), PATIENCE).unwrap_err();
+        let said = one.to_string();
+        assert_eq!(status(one), 404);
+        assert!(said.contains("is not known") && !said.contains(&other.to_string()), "{said}");
+        for action in ["/freeze", "/thaw"] {
+            let refused = act(&second, action, id).unwrap_err();
+            assert_eq!(refused.to_string(), said);
+            assert_eq!(status(refused), 404);
+        }
+        let path = api::path::session(id, "/limits");
+        let change = serde_json::json!({"share_ppm": 250_000});
+        let refused = second.put::<_, api::LimitsChanged>(&path, &change, PATIENCE).unwrap_err();
+        assert_eq!(refused.to_string(), said);
+    }
 }
 
 #[test]
