@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use ::limits::units::{parse_amount, parse_percent, parse_weight};
 use ::limits::{Policy, Priority, Shown};
-use serde::Deserialize;
+use toml::de::{DeTable, DeValue};
 
 use super::cli::{ConfigCommand, LimitArgs, RunArgs};
 use super::gpus::GpuRequest;
@@ -51,10 +51,12 @@ pub enum ProfileError {
         problem: String,
     },
     /// A value that cannot be.
-    #[error("{}, profile '{profile}': {key} = {value}: {problem}", path.display())]
+    #[error("{}, line {line}: profile '{profile}': {key} = {value}: {problem}", path.display())]
     Value {
         /// The file.
         path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
         /// The profile.
         profile: String,
         /// Which setting.
@@ -65,10 +67,12 @@ pub enum ProfileError {
         problem: String,
     },
     /// Settings that cannot be together.
-    #[error("{}, profile '{profile}': {problem}", path.display())]
+    #[error("{}, line {line}: profile '{profile}': {problem}", path.display())]
     Together {
         /// The file.
         path: PathBuf,
+        /// The line of its name, from 1.
+        line: usize,
         /// The profile.
         profile: String,
         /// What is wrong.
@@ -115,46 +119,80 @@ fn known_profiles(names: &[String]) -> String {
     format!("there is no such profile; these are: {}", names.join(", "))
 }
 
-/// A file of settings.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Settings {
-    #[serde(default)]
-    profile: BTreeMap<String, Words>,
-}
+/// What a profile may set: the options of `sluice run`.
+const KEYS: [&str; 9] =
+    ["mem", "mem-real", "compute", "policy", "soft", "weight", "priority", "device", "gpus"];
 
-/// A profile, as it is written. Its settings are the options of `sluice run`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+/// A profile, as it is written: by key, the values and their line.
+#[derive(Debug, Default)]
 struct Words {
-    mem: Option<Word>,
-    mem_real: Option<Word>,
-    compute: Option<Word>,
-    policy: Option<Word>,
-    soft: Option<Word>,
-    weight: Option<Word>,
-    priority: Option<Word>,
-    device: Option<Vec<Word>>,
-    gpus: Option<Word>,
+    line: usize,
+    settings: BTreeMap<&'static str, (usize, Vec<String>)>,
 }
 
-/// A value. Numbers may be written as such.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Word {
-    Text(String),
-    Whole(i64),
-    Number(f64),
+/// A value as text. Numbers may be written as such. `None`: it is something else.
+fn word(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            let number = i64::from_str_radix(number.as_str(), number.radix());
+            number.ok().map(|number| number.to_string())
+        }
+        DeValue::Float(number) => {
+            number.as_str().parse().ok().map(|number: f64| number.to_string())
+        }
+        _ => None,
+    }
 }
 
-impl Word {
-    fn text(&self) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::Whole(number) => number.to_string(),
-            Self::Number(number) => number.to_string(),
+/// The profiles that are written in a text, and what of it is none, with its line.
+fn written(text: &str) -> (BTreeMap<String, Words>, Vec<(usize, String)>) {
+    let line = |at: usize| text.get(..at).unwrap_or_default().matches('\n').count() + 1;
+    let (file, errors) = DeTable::parse_recoverable(text);
+    let of = |error: &toml::de::Error| {
+        (line(error.span().map_or(0, |span| span.start)), error.message().to_owned())
+    };
+    let (mut profiles, mut wrong) = (BTreeMap::new(), errors.iter().map(of).collect::<Vec<_>>());
+    for (key, value) in file.get_ref() {
+        let at = line(key.span().start);
+        let table = (key.get_ref() == "profile").then(|| value.get_ref().as_table()).flatten();
+        let Some(table) = table else {
+            wrong.push((at, format!("{}: [profile.NAME] is accepted", Shown(key.get_ref()))));
+            continue;
+        };
+        for (name, value) in table {
+            let mut words = Words { line: line(name.span().start), ..Words::default() };
+            let Some(settings) = value.get_ref().as_table() else {
+                let problem = format!("{}: [profile.NAME] is accepted", Shown(name.get_ref()));
+                wrong.push((words.line, problem));
+                continue;
+            };
+            for (key, value) in settings {
+                let at = line(key.span().start);
+                let Some(known) = KEYS.into_iter().find(|known| key.get_ref() == known) else {
+                    let (key, known) = (Shown(key.get_ref()), KEYS.join(", "));
+                    wrong.push((at, format!("{key} is no setting; these are: {known}")));
+                    continue;
+                };
+                let values = match value.get_ref() {
+                    DeValue::Array(all) if known == "device" => {
+                        all.iter().map(|one| word(one.get_ref())).collect()
+                    }
+                    one if known != "device" => word(one).map(|one| vec![one]),
+                    _ => None,
+                };
+                match values {
+                    Some(values) => _ = words.settings.insert(known, (at, values)),
+                    None if known == "device" => {
+                        wrong.push((at, "device: a list such as [0, 1] is accepted".to_owned()));
+                    }
+                    None => wrong.push((at, format!("{known}: a text or a number is accepted"))),
+                }
+            }
+            profiles.insert(name.get_ref().to_string(), words);
         }
     }
+    (profiles, wrong)
 }
 
 /// A profile.
@@ -245,66 +283,55 @@ fn read(path: &Path) -> Result<Option<Profiles>, ProfileError> {
 }
 
 fn parse(path: &Path, text: &str) -> Result<Profiles, ProfileError> {
-    let settings: Settings = toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        ProfileError::Text {
-            path: path.to_owned(),
-            line: before.matches('\n').count() + 1,
-            problem: error.message().to_owned(),
-        }
-    })?;
-    let (mut profiles, mut wrong) = (Profiles::new(), Vec::new());
-    for (name, words) in settings.profile {
-        match profile(path, &name, &words) {
-            Ok(profile) => {
-                profiles.insert(name, profile);
-            }
-            Err(error) => wrong.extend(error.one_by_one()),
-        }
+    let (written, wrong) = written(text);
+    let mut profiles = Profiles::new();
+    let in_text =
+        |(line, problem)| (line, ProfileError::Text { path: path.to_owned(), line, problem });
+    let mut wrong: Vec<(usize, ProfileError)> = wrong.into_iter().map(in_text).collect();
+    for (name, words) in written {
+        let (profile, problems) = profile(path, &name, &words);
+        wrong.extend(problems);
+        profiles.insert(name, profile);
     }
-    ProfileError::of(wrong).map(|()| profiles)
+    wrong.sort_by_key(|(line, _)| *line);
+    ProfileError::of(wrong.into_iter().map(|(_, error)| error).collect()).map(|()| profiles)
 }
 
-fn profile(path: &Path, name: &str, words: &Words) -> Result<Profile, ProfileError> {
+/// A profile, and what is wrong with it, by line.
+fn profile(path: &Path, name: &str, words: &Words) -> (Profile, Vec<(usize, ProfileError)>) {
     fn value<T, E: ToString>(
-        (path, profile): (&Path, &str),
-        wrong: &mut Vec<ProfileError>,
+        (path, profile, words): (&Path, &str, &Words),
+        wrong: &mut Vec<(usize, ProfileError)>,
         key: &'static str,
-        word: Option<&Word>,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let value = word?.text();
-        let parsed = parse(&value).map_err(|error| ProfileError::Value {
+        let (line, values) = words.settings.get(key)?;
+        let value = values.first()?;
+        let parsed = parse(value).map_err(|error| ProfileError::Value {
             path: path.to_owned(),
+            line: *line,
             profile: profile.to_owned(),
             key,
             problem: error.to_string(),
-            value,
+            value: value.clone(),
         });
-        parsed.map_err(|error| wrong.push(error)).ok()
+        parsed.map_err(|error| wrong.push((*line, error))).ok()
     }
-    let (at, mut wrong) = ((path, name), Vec::new());
+    let (at, mut wrong) = ((path, name, words), Vec::new());
     let limits = LimitArgs {
-        mem: value(at, &mut wrong, "mem", words.mem.as_ref(), parse_amount),
-        mem_real: value(at, &mut wrong, "mem-real", words.mem_real.as_ref(), parse_amount),
-        compute: value(at, &mut wrong, "compute", words.compute.as_ref(), parse_percent),
-        policy: value(at, &mut wrong, "policy", words.policy.as_ref(), str::parse::<Policy>),
-        soft: value(at, &mut wrong, "soft", words.soft.as_ref(), parse_percent),
-        weight: value(at, &mut wrong, "weight", words.weight.as_ref(), parse_weight),
-        priority: value(
-            at,
-            &mut wrong,
-            "priority",
-            words.priority.as_ref(),
-            str::parse::<Priority>,
-        ),
+        mem: value(at, &mut wrong, "mem", parse_amount),
+        mem_real: value(at, &mut wrong, "mem-real", parse_amount),
+        compute: value(at, &mut wrong, "compute", parse_percent),
+        policy: value(at, &mut wrong, "policy", str::parse::<Policy>),
+        soft: value(at, &mut wrong, "soft", parse_percent),
+        weight: value(at, &mut wrong, "weight", parse_weight),
+        priority: value(at, &mut wrong, "priority", str::parse::<Priority>),
     };
-    let gpus = value(at, &mut wrong, "gpus", words.gpus.as_ref(), str::parse::<GpuRequest>);
-    let device: Vec<String> = words.device.iter().flatten().map(Word::text).collect();
-    let together = |problem| ProfileError::Together {
-        path: path.to_owned(),
-        profile: name.to_owned(),
-        problem,
+    let gpus = value(at, &mut wrong, "gpus", str::parse::<GpuRequest>);
+    let device = words.settings.get("device").map_or_else(Vec::new, |(_, devices)| devices.clone());
+    let together = |problem| {
+        let (path, line, profile) = (path.to_owned(), words.line, name.to_owned());
+        (line, ProfileError::Together { path, line, profile, problem })
     };
     if gpus.is_some() && !device.is_empty() {
         wrong.push(together("device and gpus cannot be together: either is accepted".to_owned()));
@@ -315,7 +342,7 @@ fn profile(path: &Path, name: &str, words: &Words) -> Result<Profile, ProfileErr
     {
         wrong.push(together(error.to_string()));
     }
-    ProfileError::of(wrong).map(|()| Profile { limits, device, gpus })
+    (Profile { limits, device, gpus }, wrong)
 }
 
 impl Profile {
@@ -408,10 +435,17 @@ mod tests {
             let error = parsed(text).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
         }
-        let text = "[profile.a]\nmem = 8\ncompute = 101\n[profile.b]\nweight = 0\n[profile.c]\n";
+        let text = "[profile.b]\nweight = 0\nmemory = 1\nmem = [1]\n[profile.a]\nmem = 8\ncompute = 101\n[other]\n";
         let all = parse(Path::new("/c.toml"), text).unwrap_err().one_by_one();
         let all: Vec<_> = all.iter().map(ToString::to_string).collect();
-        let places = ["'a': mem = 8: ", "'a': compute = 101: ", "'b': weight = 0: "];
+        let places = [
+            "line 2: profile 'b': weight = 0: ",
+            "line 3: memory is no setting; these are: mem, ",
+            "line 4: mem: a text or a number is accepted",
+            "line 6: profile 'a': mem = 8: ",
+            "line 7: profile 'a': compute = 101: ",
+            "line 8: other: [profile.NAME] is accepted",
+        ];
         assert_eq!(all.len(), places.len(), "{all:?}");
         assert!(all.iter().zip(places).all(|(error, place)| error.contains(place)), "{all:?}");
         let none = ProfileError::Unknown { wanted: "x".to_owned(), known: Vec::new() };
