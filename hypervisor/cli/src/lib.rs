@@ -36,6 +36,7 @@ mod remote;
 pub mod run;
 mod sample;
 mod series;
+mod shares;
 pub mod status;
 mod summary;
 mod top;

@@ -19,6 +19,7 @@ use super::{
     Error, child, choice, daemon_link, devices, environment, limits, links, profiles, reach, say,
     summary,
 };
+use crate::shares::Shares;
 
 /// Runs the program and returns its exit status.
 ///
@@ -48,6 +49,11 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     )?;
     if let Some(name) = &arguments.name {
         check_is_free(name)?;
+    }
+    if let Some(share) = &arguments.limits.compute {
+        let mut shares = Shares::now(arguments.daemon.as_deref());
+        devices.iter().for_each(|gpu| shares.add(gpu.uuid, (*share).into(), || Some(gpu.index)));
+        devices.iter().filter_map(|gpu| shares.line(gpu.uuid)).for_each(|line| say(&line));
     }
     let session = OwnedSession::create()?;
     if let Some(notice) = session.elsewhere() {

@@ -16,6 +16,8 @@ use session::{Names, SessionSummary, clock};
 
 use super::cli::ExplainArgs;
 use super::node::Node;
+use super::node::gpus::Gpus;
+use super::shares::Shares;
 use super::status::{json, known_compute_on, page_device};
 use super::{Error, ExitStatus, choice};
 use reasons::{Known, reasons};
@@ -35,9 +37,10 @@ pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
         (Err(_), Ok(known)) => choice::called(&node, known),
         (Err(_), Err(_)) => None,
     };
+    let shares = Shares::of(&node, &Gpus::default());
     let report = match (found, choice::known(&node, &arguments.session), process) {
-        (Ok(found), _, process) => of_session(&node, found, process),
-        (Err(_), Ok(known), process) => elsewhere(&node, known, process),
+        (Ok(found), _, process) => of_session(&node, found, process, &shares),
+        (Err(_), Ok(known), process) => elsewhere(&node, known, process, &shares),
         (Err(_), Err(_), Some(process)) => ExplainReport {
             reasons: process::outside_of_sessions(&process),
             process: Some(process),
@@ -54,7 +57,12 @@ pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
     Ok(if is_free { 0 } else { ExitStatus::CheckFailed as u8 })
 }
 
-fn of_session(node: &Node, found: &Found, process: Option<ExplainedProcess>) -> ExplainReport {
+fn of_session(
+    node: &Node,
+    found: &Found,
+    process: Option<ExplainedProcess>,
+    shares: &Shares,
+) -> ExplainReport {
     let known = node.known(found);
     let (asking, mut names, now) = (asking(node), Names::default(), clock::now_ns());
     let device = |one: &(limits::GpuId, session::Summary)| {
@@ -88,6 +96,7 @@ fn of_session(node: &Node, found: &Found, process: Option<ExplainedProcess>) -> 
         frozen: known.is_some_and(|known| known.state == SessionState::Frozen),
         has_daemon: node.daemon.is_some(),
         devices: &devices,
+        shares,
     };
     ExplainReport {
         reasons: reasons(&known),
@@ -99,7 +108,12 @@ fn of_session(node: &Node, found: &Found, process: Option<ExplainedProcess>) -> 
 }
 
 /// A session whose pages cannot be seen: as the daemon knows it.
-fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) -> ExplainReport {
+fn elsewhere(
+    node: &Node,
+    known: &Session,
+    process: Option<ExplainedProcess>,
+    shares: &Shares,
+) -> ExplainReport {
     let asking = asking(node);
     let device = |name: &str| {
         let uuid = name.parse().ok()?;
@@ -128,6 +142,7 @@ fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) ->
         frozen: known.state == SessionState::Frozen,
         has_daemon: true,
         devices: &devices,
+        shares,
     });
     let (session, uid) = (Some(known.name.clone()), Some(known.uid));
     ExplainReport { reasons, process, session, uid, devices }

@@ -5,6 +5,7 @@ use limits::units::{PPM_ONE, PPM_PER_PERCENT};
 use protocol::reports::{ExplainedDevice, ExplainedProcess, Explanation, ReasonWord};
 
 use super::process::{not_preloaded, unseen};
+use crate::shares::Shares;
 use crate::status::{Bytes, Percent, Seconds, compute_limit};
 
 /// What is known of a session.
@@ -14,6 +15,7 @@ pub(super) struct Known<'a> {
     pub(super) frozen: bool,
     pub(super) has_daemon: bool,
     pub(super) devices: &'a [ExplainedDevice],
+    pub(super) shares: &'a Shares,
 }
 
 /// A session that got this part of its share has used it.
@@ -114,6 +116,16 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
             )),
         });
     }
+    if let Some(too_many) = known.shares.too_many(uuid) {
+        return Some(Explanation {
+            code: ReasonWord::Others,
+            text: format!("{waits}: {too_many}, so no session gets all of its share"),
+            remedy: Some(
+                "sluice limit SESSION --compute N, until they add up to 100 or less; or run a session on another GPU"
+                    .to_owned(),
+            ),
+        });
+    }
     if let Some(owed) = device.balance_us.filter(|&balance| balance < 0) {
         let owed = owed.unsigned_abs();
         let until = owed.saturating_mul(u64::from(PPM_ONE)) / u64::from(compute.share_ppm.max(1));
@@ -187,7 +199,16 @@ mod tests {
 
     fn of(device: ExplainedDevice, has_daemon: bool, frozen: bool) -> Vec<(ReasonWord, String)> {
         let devices = [device];
-        let known = Known { name: "train", process: None, frozen, has_daemon, devices: &devices };
+        of_promised(&devices, has_daemon, frozen, &Shares::default())
+    }
+
+    fn of_promised(
+        devices: &[ExplainedDevice],
+        has_daemon: bool,
+        frozen: bool,
+        shares: &Shares,
+    ) -> Vec<(ReasonWord, String)> {
+        let known = Known { name: "train", process: None, frozen, has_daemon, devices, shares };
         let whole = |reason: Explanation| {
             let remedy = reason.remedy.unwrap_or_default();
             (reason.code, format!("{} -> {remedy}", reason.text))
@@ -259,6 +280,14 @@ mod tests {
                 assert!(found[0].1.contains(word), "{word}: {}", found[0].1);
             }
         }
+        // More is promised than there is: a larger share would not help.
+        let mut shares = Shares::default();
+        shares.add(device().uuid, 1_500_000, || Some(0));
+        let one = waits(|device| device.others_asking = Some(2));
+        let found = of_promised(&[one], true, false, &shares);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.contains("shares on GPU 0 add up to 150.0 %"), "{found:?}");
+        assert!(!found[0].1.contains("--compute 60"), "{found:?}");
         // A frozen session waits because it is frozen.
         let frozen = of(waits(|_| ()), true, true);
         assert_eq!(frozen.len(), 1);

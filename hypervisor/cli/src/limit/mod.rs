@@ -19,6 +19,7 @@ use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
 use super::node::Node;
 use super::node::gpus::Gpus;
+use super::shares::Shares;
 use super::status::{Bytes, Limit, json};
 use super::{Error, choice, limits, remote, say};
 
@@ -45,7 +46,9 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     if let Ok(Reached::Daemon(known)) = choice::anywhere(&node, &arguments.session) {
         request_of(arguments)?;
         node.notices.iter().for_each(|line| say(line));
-        return by_daemon::change(&node, known, arguments, &Gpus::default());
+        let code = by_daemon::change(&node, known, arguments, &Gpus::default())?;
+        tell_of_shares(arguments);
+        return Ok(code);
     }
     let (report, took) = change(arguments, tell, say)?;
     if arguments.json {
@@ -53,7 +56,15 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     } else {
         who_has_not(&took).iter().for_each(|line| say(line));
     }
+    tell_of_shares(arguments);
     Ok(0)
+}
+
+/// Says where the shares are more than a GPU has, if a share was changed.
+fn tell_of_shares(arguments: &LimitArguments) {
+    if arguments.limits.compute.is_some() {
+        Shares::now(arguments.daemon.as_deref()).lines().for_each(|line| say(&line));
+    }
 }
 
 /// Changes the limits. Gives the change to `tell` as soon as it is made, what else people should know to `notice`,

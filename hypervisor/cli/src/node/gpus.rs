@@ -67,7 +67,7 @@ fn is_limited() -> bool {
 }
 
 /// Whether a session runs on the simulated driver.
-fn is_simulated(session: &Found) -> bool {
+pub(crate) fn is_simulated(session: &Found) -> bool {
     // A session inside another one's directory shares that one's driver.
     let own = |folder: &Path| folder.join("fake-driver").join(parts::FAKE_NVML.1);
     session.path.ancestors().take(2).any(|path| own(path).symlink_metadata().is_ok())

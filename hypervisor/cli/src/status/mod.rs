@@ -18,6 +18,7 @@ use super::choice::{self, Reached};
 use super::cli::StatusArgs;
 use super::node::Node;
 use super::node::gpus::Gpus;
+use super::shares::Shares;
 use super::{Error, print};
 use detail::Detail;
 
@@ -53,6 +54,7 @@ pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
 
 fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
     let mut node = Node::look(arguments.daemon.as_deref())?;
+    let shares = if arguments.json { Shares::default() } else { Shares::of(&node, gpus) };
     if let Some(wanted) = &arguments.session {
         let (sessions, known) = match choice::anywhere(&node, wanted)? {
             Reached::Pages(found) => (vec![found.clone()], node.known(found).cloned()),
@@ -69,14 +71,16 @@ fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
         report.gpus = devices::gpus(&node);
         return json(&report);
     }
-    Ok(match &arguments.session {
+    let shares: String = shares.lines().map(|line| line + "\n").collect();
+    let text = match &arguments.session {
         Some(_) if !report.sessions.is_empty() => Detail(&report).to_string(),
         _ => {
             let troubles = devices::troubles(&node);
             let troubles: String = troubles.into_iter().map(|line| line + "\n").collect();
             table(&report, &node) + &troubles
         }
-    })
+    };
+    Ok(text + &shares)
 }
 
 fn table(report: &StatusReport, node: &Node) -> String {

@@ -1,0 +1,104 @@
+//! Shares of a GPU that add up to more than it has: then no session gets all of its share.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+
+use limits::units::PPM_ONE;
+use limits::{GpuId, Policy};
+use session::SessionSummary;
+
+use crate::node::Node;
+use crate::node::gpus::{Gpus, is_simulated};
+use crate::status::Percent;
+
+/// The shares that sessions have of each GPU, added up.
+#[derive(Debug, Default)]
+pub(crate) struct Shares(BTreeMap<GpuId, (u64, Option<u32>)>);
+
+impl Shares {
+    /// Those of the sessions that can be seen, and what the daemon says of the others.
+    pub(crate) fn of(node: &Node, gpus: &Gpus) -> Self {
+        let mut shares = Self::default();
+        for found in &node.sessions {
+            let summary = SessionSummary::of(found);
+            // Simulated nodes have the same GPUs: only a daemon knows whose sessions share one.
+            let is_elsewhere = is_simulated(found) && node.known(found).is_none();
+            if is_elsewhere || !found.owned && !summary.is_in_use() {
+                continue;
+            }
+            for (uuid, device) in &summary.devices {
+                let limit = device.limits.compute;
+                if limit.policy != Policy::None {
+                    shares.add(*uuid, limit.share_ppm.into(), || gpus.index(Some(found), *uuid));
+                }
+            }
+        }
+        for device in node.elsewhere(false).flat_map(|session| &session.devices) {
+            let limited = Policy::from(device.policy) != Policy::None;
+            if let (Ok(uuid), true) = (device.uuid.parse(), limited) {
+                shares.add(uuid, device.share_ppm.into(), || gpus.index(None, uuid));
+            }
+        }
+        let told = node.daemon.iter().filter_map(|daemon| daemon.devices());
+        for device in told.flat_map(|list| list.devices) {
+            if let (Ok(uuid), hidden @ 1..) = (device.uuid.parse(), device.others.share_ppm) {
+                shares.add(uuid, hidden, || gpus.index(None, uuid));
+            }
+        }
+        shares
+    }
+
+    /// The same, now. Nothing where it cannot be seen.
+    pub(crate) fn now(daemon: Option<&OsStr>) -> Self {
+        let node = Node::read(daemon);
+        node.map_or_else(|_| Self::default(), |node| Self::of(&node, &Gpus::default()))
+    }
+
+    /// Adds a session's share of a GPU.
+    pub(crate) fn add(&mut self, uuid: GpuId, ppm: u64, index: impl FnOnce() -> Option<u32>) {
+        let (sum, known) = self.0.entry(uuid).or_default();
+        *sum = sum.saturating_add(ppm);
+        if known.is_none() {
+            *known = index();
+        }
+    }
+
+    /// A sentence, if the shares of this GPU are more than it has.
+    pub(crate) fn too_many(&self, uuid: GpuId) -> Option<String> {
+        let (sum, index) = self.0.get(&uuid).filter(|(sum, _)| *sum > u64::from(PPM_ONE))?;
+        let name = index.map_or_else(|| uuid.to_string(), |index| format!("GPU {index}"));
+        let sum = Percent(u32::try_from(*sum).unwrap_or(u32::MAX));
+        Some(format!("shares on {name} add up to {sum}"))
+    }
+
+    /// The same with what follows from it.
+    pub(crate) fn line(&self, uuid: GpuId) -> Option<String> {
+        let text = self.too_many(uuid)?;
+        Some(format!("{text}: while all of these sessions use it, each gets less than its share"))
+    }
+
+    /// A line for each GPU of which too much is promised.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.0.keys().filter_map(|uuid| self.line(*uuid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_more_than_a_gpu_is_said() {
+        let [one, other] = [1, 2].map(|number| GpuId::from_bytes([number; 16]));
+        let mut shares = Shares::default();
+        for _ in 0..2 {
+            shares.add(one, 500_000, || Some(0));
+            shares.add(other, 500_001, || None);
+        }
+        assert_eq!(shares.too_many(one), None);
+        shares.add(one, 500_000, || unreachable!());
+        assert_eq!(shares.too_many(one).as_deref(), Some("shares on GPU 0 add up to 150.0 %"));
+        assert!(shares.too_many(other).is_some_and(|text| text.contains(&other.to_string())));
+        assert_eq!(shares.lines().count(), 2);
+    }
+}
