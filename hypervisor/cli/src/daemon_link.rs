@@ -66,6 +66,14 @@ pub(crate) fn connect(option: Option<&OsStr>) -> Result<BlockingHttpClient, Erro
     remote::check_may_change(option)?;
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let defaults = protocol::socket::default_sockets();
+    let asked = option.map(|option| ("--daemon", option));
+    let asked = asked.or(variable.as_deref().map(|name| (limits::env::DAEMON_SOCKET, name)));
+    if let Some((source, _)) = asked.filter(|(_, name)| *name == "none") {
+        let message = format!(
+            "{source} none: this needs a daemon; the path of its socket is accepted, or nothing"
+        );
+        return Err(Error::Usage(message));
+    }
     let choice = choose(option, variable.as_deref(), &defaults)?;
     let none = || {
         let places: Vec<_> = defaults.iter().map(|path| path.display().to_string()).collect();

@@ -122,8 +122,9 @@ fn find<'a>(devices: &'a [VisibleGpu], text: &str, option: &str) -> Result<&'a V
                 if first.is_some() { "fits several devices" } else { "is no device here" };
             let existing: Vec<_> =
                 devices.iter().map(|d| format!("{} ({}, {})", d.index, d.uuid, d.name)).collect();
+            let repeat = if text.contains(',') { "; repeat it for several devices" } else { "" };
             Err(Error::Usage(format!(
-                "{option} '{text}' {problem}: there is {}",
+                "{option} '{text}' {problem}: there is {}{repeat}",
                 existing.join(", ")
             )))
         }

@@ -59,7 +59,7 @@ pub enum UnitError {
     Weight(String),
     /// Not a percentage.
     #[error(
-        "'{}' is not a percentage: expected a number above 0 and up to 100, such as 25, 12.5 or 30%",
+        "'{}' is not a percentage: expected 0.0001 to 100, such as 25, 12.5 or 30%",
         Cut(.0, SHOWN)
     )]
     Percent(String),

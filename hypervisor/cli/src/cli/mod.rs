@@ -133,7 +133,7 @@ pub struct ManArgs {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Uses the first GPU, or one simulated in software where there is none. Exit status: 0 when every
-limit held (shares within 3 points, memory stopped at the limit), 1 when one did not; others as for
+limit held (shares within 4 points, memory stopped at the limit), 1 when one did not; others as for
 'sluice run'.")]
 pub struct DemoArgs {
     /// How long both programs run side by side, in seconds.

@@ -60,7 +60,10 @@ pub(super) fn cgroup() -> Checked {
 
 /// The daemon, and whether it can serve.
 pub(super) fn daemon(option: Option<&OsStr>, fake: bool) -> Checked {
-    let start = "hypervisor daemon &";
+    let start = match Path::new("/run/systemd/system").is_dir() {
+        true => "sudo systemctl enable --now sluice.socket sluice.service",
+        false => "hypervisor daemon &",
+    };
     let remote = remote::client(option)
         .map_err(|error| Wrong::broken(error.to_string(), "unset HYPERVISOR_IP HYPERVISOR_PORT"))?;
     if let Some(client) = remote {

@@ -14,6 +14,14 @@ use super::{Error, say};
 /// # Errors
 /// [`Error::Record`] for the recording, [`Error::System`] for the picture.
 pub(crate) fn run(arguments: &PlotArgs) -> Result<u8, Error> {
+    let extension = arguments.output.extension().and_then(|extension| extension.to_str());
+    if let Some(other) = extension.filter(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        return Err(Error::Usage(format!(
+            "--output '{}': a picture is written as SVG and not as {}; a name that ends in .svg is accepted",
+            arguments.output.display(),
+            other.to_uppercase()
+        )));
+    }
     let samples = file::read(&arguments.file)?;
     let mut series = Series::all();
     samples.iter().for_each(|sample| series.add(sample));

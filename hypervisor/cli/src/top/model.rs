@@ -6,6 +6,8 @@ use clap::Parser;
 use protocol::record::Sample;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use limits::units::{parse_amount, parse_percent};
+
 use crate::cli::{Cli, Command, FreezeArguments, LimitArguments};
 use crate::series::{Key, Row, Series, rows};
 
@@ -423,6 +425,13 @@ impl Model {
         words.extend(
             row.key.uuid.into_iter().flat_map(|uuid| ["--device".to_owned(), uuid.to_string()]),
         );
+        // A share or a size may stand alone.
+        let option = match text.trim() {
+            alone if parse_percent(alone).is_ok() => Some("--compute"),
+            alone if parse_amount(alone).is_ok() => Some("--mem"),
+            _ => None,
+        };
+        words.extend(option.map(str::to_owned));
         words.extend(text.split_whitespace().map(str::to_owned));
         let line = words.join(" ");
         let parsed = Cli::try_parse_from([&["sluice".to_owned()], words.as_slice()].concat());
@@ -433,7 +442,7 @@ impl Model {
         };
         if arguments.request().is_empty() {
             return Err(
-                "for example: --mem 4GiB --compute 30; or --no-mem --policy none".to_owned()
+                "for example: 30, 4GiB, --mem 4GiB --compute 30, --no-mem --policy none".to_owned()
             );
         }
         arguments.daemon.clone_from(&self.daemon);

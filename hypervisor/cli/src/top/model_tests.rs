@@ -143,6 +143,20 @@ fn limits_are_changed_after_a_confirmation_and_not_before() {
 }
 
 #[test]
+fn a_share_or_a_size_may_be_typed_alone() {
+    for (text, option) in
+        [("50", "--compute 50"), ("12.5%", "--compute 12.5%"), ("4GiB", "--mem 4GiB")]
+    {
+        let mut model = model();
+        press(&mut model, KeyCode::Char('l'));
+        write(&mut model, text);
+        assert!(press(&mut model, KeyCode::Enter).is_none());
+        let Mode::Confirm { line, .. } = &model.mode else { unreachable!("{:?}", model.mode) };
+        assert!(line.ends_with(option), "{line}");
+    }
+}
+
+#[test]
 fn freezing_needs_a_confirmation_too_and_a_frozen_session_is_thawed() {
     let mut model = model();
     press(&mut model, KeyCode::Char('f'));

@@ -37,9 +37,9 @@ fn a_hyphen_is_told_what_would_be_accepted() {
         (["--mem", "-1"], "'-1' is not a size above 0: expected bytes"),
         (["--mem", "-8GiB"], "'-8GiB' is not a size above 0: expected bytes"),
         (["--mem-real", "-1"], "'-1' is not a size above 0: expected bytes"),
-        (["--mem", "-50%"], "'-50%' is not a percentage: expected a number above 0"),
-        (["--compute", "-5"], "'-5' is not a percentage: expected a number above 0"),
-        (["--soft", "-5%"], "'-5%' is not a percentage: expected a number above 0"),
+        (["--mem", "-50%"], "'-50%' is not a percentage: expected 0.0001 to 100"),
+        (["--compute", "-5"], "'-5' is not a percentage: expected 0.0001 to 100"),
+        (["--soft", "-5%"], "'-5%' is not a percentage: expected 0.0001 to 100"),
         (["--weight", "-1"], "'-1' is not a weight: expected a whole number from 1 to 10000"),
         (["--mem", "--compute"], "'--compute' is not a size above 0"),
     ] {
@@ -87,7 +87,7 @@ fn numbers_in_other_forms_are_refused() {
         ["", "+5", "1e1", "0x1", "nan", "inf", "100.0000001", "５", "5,5", "5％", "0.000001"]
     {
         let said = refused(&sluice, &["--compute", value]);
-        assert!(said.contains("is not a percentage: expected a number above 0"), "{value}: {said}");
+        assert!(said.contains("is not a percentage: expected 0.0001 to 100"), "{value}: {said}");
     }
     for value in ["", "+5", " 5", "05", "5.0", "1e1", "0", "10001", "５"] {
         let said = refused(&sluice, &["--compute", "50", "--soft", "60", "--weight", value]);

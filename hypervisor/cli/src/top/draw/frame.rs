@@ -99,7 +99,10 @@ fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
             ];
             lines.push(match error {
                 Some(error) => Line::styled(limits::Shown(error).to_string(), theme.trouble()),
-                None => Line::styled("enter goes on, esc changes nothing", theme.head()),
+                None => Line::styled(
+                    "a share such as 30, a size such as 4GiB, or options; enter goes on, esc changes nothing",
+                    theme.head(),
+                ),
             });
             ("limits", lines)
         }
