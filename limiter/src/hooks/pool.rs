@@ -212,9 +212,9 @@ fn set_attribute(
         .memory
         .pools()
         .shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
-    // SAFETY: these attributes are numbers of this type, and the driver has just read it.
     if result.is_ok()
         && REUSE.contains(&attribute)
+        // SAFETY: these attributes are numbers of this type, and the driver has just read it.
         && unsafe { read(value.cast::<c_int>()) } == Some(0)
     {
         call.process.memory.pools().waits(pool);

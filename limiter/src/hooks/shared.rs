@@ -37,9 +37,10 @@ fn open(
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(pointer, handle, flags) };
     match device {
-        // SAFETY: the call succeeded, so the driver has written there.
         Some(device) if result.is_ok() => {
-            physical.opened(device, unsafe { written(pointer) }, mark)
+            // SAFETY: the call succeeded, so the driver has written there.
+            let address = unsafe { written(pointer) };
+            physical.opened(device, address, mark);
         }
         _ => physical.not_imported(mark),
     }
