@@ -131,7 +131,7 @@ impl Node {
         let start = |line: &str| line.split_whitespace().rev().nth(1)?.parse::<u64>().ok();
         let locks = info.ok()?;
         let locks = locks.lines().filter(|line| line.starts_with("lock:")).filter_map(start);
-        let number = locks.filter(|start| start & !(EXPORTS - 1) == EXPORTS).last()?;
+        let number = locks.filter(|start| start & !(EXPORTS - 1) == EXPORTS).next_back()?;
         let (slot, generation) = ((number ^ EXPORTS) >> 32, number as u32);
         let id = BlockId { slot: slot as u32, generation };
         self.lock().block(id).map(|_| id)
