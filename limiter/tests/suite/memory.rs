@@ -334,18 +334,21 @@ fn a_limit_below_the_context_is_named() {
 #[test]
 fn the_variables_of_other_systems_work() {
     let stage = Stage::new();
-    for (number, variable) in [
-        "CUDA_MEM_LIMIT_0",
-        "CUDA_MEM_LIMIT",
-        "CUDA_DEVICE_MEMORY_LIMIT",
-        "CUDA_DEVICE_MEMORY_LIMIT_0",
-        "VCUDA_MEMORY_LIMIT",
+    for (number, (variable, value)) in [
+        ("CUDA_MEM_LIMIT_0", "1024m"),
+        ("CUDA_MEM_LIMIT", "1024m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "1024m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "0x40000000"),
+        ("VCUDA_MEMORY_LIMIT", "1024m"),
+        ("TF_GPU_MEMORY_LIMIT", "1024"),
+        ("TF_CUDA_MEMORY_LIMIT", "1024"),
+        ("GPU_MEMORY_LIMIT", "1073741824"),
     ]
-    .iter()
+    .into_iter()
     .enumerate()
     {
         let mut command = stage.limited(built("tenant"));
-        command.env(SESSION_DIR, stage.session(&format!("alias{number}"))).env(variable, "1024m");
+        command.env(SESSION_DIR, stage.session(&format!("alias{number}"))).env(variable, value);
         let outcome = tenant(&mut command, "alloc");
         println!("{variable}: {}", granted(&outcome));
         stopped_at(GIB, &outcome);

@@ -1,6 +1,6 @@
 //! `docs/environment.md`, written from the table.
 
-use super::variables::{IndexSpace, Meaning, System, VARIABLES, Variable};
+use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
 
 const INTRODUCTION: &str = "\
 # Environment variables
@@ -26,7 +26,7 @@ so that an existing deployment works by replacing its library.
   devices as `nvidia-smi -L` lists them, *visible* ones as a program does that sees what `CUDA_VISIBLE_DEVICES` and
   `CUDA_DEVICE_ORDER` said when it was decided. A later choice of devices moves no limit to another device.
 * Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs
-  (native), VGPU-Controller, libvgpu, vcuda-hook. Within one system a GPU UUID comes before an index, and an
+  (native), VGPU-Controller, libvgpu, vcuda-hook, tensor-fusion, KAI Scheduler. Within one system a GPU UUID comes before an index, and an
   index before a value for every device. Of the other settings, the upper row of this table holds. What
   is overruled is named in the effective configuration, which is logged at level `info`.
 
@@ -41,13 +41,7 @@ pub(super) fn documentation() -> String {
 }
 
 fn line(variable: &Variable) -> String {
-    let system = match variable.system {
-        System::Sluice => "Sluice (native)",
-        System::VgpuRs => "vgpu.rs (native)",
-        System::VgpuController => "VGPU-Controller",
-        System::Libvgpu => "libvgpu",
-        System::VcudaHook => "vcuda-hook",
-    };
+    let system = variable.system.title();
     let index = match variable.index {
         IndexSpace::None => "",
         IndexSpace::Host => "host",

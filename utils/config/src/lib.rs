@@ -332,6 +332,7 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
 /// A line for each variable that asks for something that is not done.
 fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
     let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
+        (Meaning::MemoryLimit, Value::Unsaid) => Some("0 is no memory limit"),
         (Meaning::MemoryRatio, Value::Ratio(millionths)) if *millionths < u64::from(PPM_ONE) => {
             Some("a ratio below 1 places nothing on the host")
         }

@@ -3,7 +3,7 @@
 use super::environment::Environment;
 use super::error::ConfigError;
 use super::value::{Format, Value};
-use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
+use super::variables::{IndexSpace, Meaning, System, VARIABLES, Variable};
 use limits::GpuId;
 use limits::gpu::GpuKey;
 use limits::units::parse_whole;
@@ -82,9 +82,11 @@ fn refuse_indexed(
     names: &[String],
     variable: &Variable,
 ) -> Result<(), ConfigError> {
+    // Other software has names that begin with these.
+    let is_common = matches!(variable.system, System::TensorFusion | System::Kai);
     let is_indexed = |name: &&String| {
-        let rest = name.strip_prefix(variable.name);
-        let indexed = rest.is_some_and(|rest| rest.starts_with('_'));
+        let suffix = name.strip_prefix(variable.name).and_then(|rest| rest.strip_prefix('_'));
+        let indexed = suffix.is_some_and(|suffix| !is_common || parse_whole(suffix).is_some());
         indexed && environment.get(name).is_none_or(|value| !value.is_empty())
     };
     let accepted = variable.format.accepted();

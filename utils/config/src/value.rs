@@ -4,9 +4,10 @@ use super::device_map;
 use core::net::IpAddr;
 use limits::gpu::GpuKey;
 use limits::units::{
-    Amount, PPM_ONE, UnitError, parse_amount, parse_percent, parse_weight, parse_whole,
+    Amount, PPM_ONE, UnitError, parse_amount, parse_percent, parse_size, parse_weight, parse_whole,
 };
 use limits::{GpuId, Policy, Priority};
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// Longest accepted name, host or hint.
@@ -71,8 +72,6 @@ pub(super) enum Share {
     Ppm(u32),
     /// Explicitly without a limit.
     Unlimited,
-    /// Says nothing: what is set for every device holds, if anything is.
-    Unsaid,
 }
 
 /// A value that has been read.
@@ -94,6 +93,8 @@ pub(super) enum Value {
     Path(PathBuf),
     Port(u16),
     Text(String),
+    /// 0, where that says nothing: what is set for every device holds, if anything is.
+    Unsaid,
     /// Read only to be checked.
     Checked,
 }
@@ -103,6 +104,10 @@ pub(super) enum Value {
 pub(super) enum Format {
     /// Bytes, or a number with a suffix, above 0; or percent of the device.
     Size,
+    /// As `Size`; 0 says nothing, and `0x` begins a hexadecimal number.
+    SizeOrNoLimit,
+    /// A whole number of MiB; 0 says nothing.
+    MebibytesOrNoLimit,
     /// JSON object of sizes by device.
     SizesByDevice,
     /// Percent above 0 up to 100.
@@ -158,6 +163,10 @@ impl Format {
             Self::Size => {
                 "a size above 0, such as 1073741824, 1024m, 512MiB or 8GiB, or a percentage of the device such as 50%"
             }
+            Self::SizeOrNoLimit => {
+                "a size such as 1073741824, 0x40000000, 1024m, 512MiB or 8GiB (0: no memory limit), or a percentage of the device such as 50%"
+            }
+            Self::MebibytesOrNoLimit => "a whole number of MiB, such as 8192 (0: no memory limit)",
             Self::SizesByDevice => {
                 "a JSON object from GPU UUID or device index to a size above 0, or to a percentage of the device, such as {\"0\": 1073741824}, {\"0\": \"50%\"} or {\"GPU-3430f778-7a25-704c-9090-8b0bb2478114\": \"8GiB\"}"
             }
@@ -216,6 +225,10 @@ impl Format {
                 Err(forgotten @ UnitError::Bare { .. }) => Err(forgotten.to_string()),
                 Err(_) => Err(invalid()),
             },
+            Self::SizeOrNoLimit => {
+                let text = decimal(text.trim()).ok_or_else(invalid)?;
+                if parse_size(&text) == Ok(0) { Ok(Value::Unsaid) } else { Self::Size.read(&text) }
+            }
             // Spaces can be part of these.
             Self::AbsolutePath | Self::Socket | Self::Text => self.scalar(text).ok_or_else(invalid),
             _ => self.scalar(text.trim()).ok_or_else(invalid),
@@ -226,13 +239,17 @@ impl Format {
         let lower = text.to_ascii_lowercase();
         Some(match self {
             Self::Percent => Value::Share(Share::Ppm(parse_percent(text).ok()?)),
-            Self::PercentOrNoLimit => Value::Share(match lower.as_str() {
-                "0" | "0%" => Share::Unsaid,
-                _ => match parse_percent(text).ok()? {
+            Self::PercentOrNoLimit => match lower.as_str() {
+                "0" | "0%" => Value::Unsaid,
+                _ => Value::Share(match parse_percent(text).ok()? {
                     PPM_ONE => Share::Unlimited,
                     ppm => Share::Ppm(ppm),
-                },
-            }),
+                }),
+            },
+            Self::MebibytesOrNoLimit => match u64::from(parse_whole(text)?) << 20 {
+                0 => Value::Unsaid,
+                bytes => Value::Amount(Amount::Bytes(bytes)),
+            },
             Self::Ratio => Value::Ratio(ratio(text)?),
             Self::Flag => Value::Flag(flag(&lower)?),
             Self::Policy => Value::Policy(text.parse().ok()?),
@@ -300,9 +317,21 @@ impl Format {
                 let valid = !text.chars().any(char::is_control) && text.chars().count() <= MAX_NAME;
                 valid.then(|| Value::Text(text.to_owned()))?
             }
-            Self::Size | Self::SizesByDevice | Self::PercentsByDevice => return None,
+            Self::Size | Self::SizeOrNoLimit | Self::SizesByDevice | Self::PercentsByDevice => {
+                return None;
+            }
         })
     }
+}
+
+/// A hexadecimal number in front of its suffix as a decimal one, for `strtoul` reads both. `None`: not one.
+fn decimal(text: &str) -> Option<Cow<'_, str>> {
+    let Some(rest) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) else {
+        return Some(Cow::Borrowed(text));
+    };
+    let digits = rest.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
+    let number = u64::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))?;
+    Some(Cow::Owned(format!("{number}{}", &rest[digits.len()..])))
 }
 
 fn flag(lower: &str) -> Option<bool> {

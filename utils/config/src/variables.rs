@@ -13,6 +13,24 @@ pub(super) enum System {
     VgpuController,
     Libvgpu,
     VcudaHook,
+    TensorFusion,
+    Kai,
+}
+
+impl System {
+    /// Its name for people.
+    #[cfg(test)]
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::Sluice => "Sluice (native)",
+            Self::VgpuRs => "vgpu.rs (native)",
+            Self::VgpuController => "VGPU-Controller",
+            Self::Libvgpu => "libvgpu",
+            Self::VcudaHook => "vcuda-hook",
+            Self::TensorFusion => "tensor-fusion",
+            Self::Kai => "KAI Scheduler",
+        }
+    }
 }
 
 /// What the index of a variable (`NAME_<i>`, or a number as key) counts.
@@ -131,13 +149,37 @@ pub(super) static VARIABLES: &[Variable] = {
             "CUDA_DEVICE_MEMORY_LIMIT",
             S::Libvgpu,
             M::MemoryLimit,
-            F::Size,
+            F::SizeOrNoLimit,
             I::Visible,
-            "memory limit of one device, or without index of every device",
+            "memory limit of one device, or without index of every device; 0 for one device leaves the limit of all",
         ),
         row(
             "VCUDA_MEMORY_LIMIT",
             S::VcudaHook,
+            M::MemoryLimit,
+            F::Size,
+            I::None,
+            "memory limit of every device",
+        ),
+        row(
+            "TF_GPU_MEMORY_LIMIT",
+            S::TensorFusion,
+            M::MemoryLimit,
+            F::MebibytesOrNoLimit,
+            I::None,
+            "memory limit of every device",
+        ),
+        row(
+            "TF_CUDA_MEMORY_LIMIT",
+            S::TensorFusion,
+            M::MemoryLimit,
+            F::MebibytesOrNoLimit,
+            I::None,
+            "memory limit of every device",
+        ),
+        row(
+            "GPU_MEMORY_LIMIT",
+            S::Kai,
             M::MemoryLimit,
             F::Size,
             I::None,
@@ -198,6 +240,14 @@ pub(super) static VARIABLES: &[Variable] = {
             F::PercentOrNoLimit,
             I::Visible,
             "share of one device's time, or without index of every device's; 100 for one device lifts the limit of all, 0 leaves it",
+        ),
+        row(
+            "TF_CUDA_SM_PERCENT_LIMIT",
+            S::TensorFusion,
+            M::ComputeLimit,
+            F::PercentOrNoLimit,
+            I::None,
+            "share of every device's time",
         ),
         row(
             env::POLICY,

@@ -23,7 +23,12 @@ fn each_memory_variable_limits_memory() {
         ("CUDA_MEM_LIMIT", "1024m"),
         ("CUDA_DEVICE_MEMORY_LIMIT_1", "1g"),
         ("CUDA_DEVICE_MEMORY_LIMIT", "1g"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "0x40000000"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "0x400m"),
         ("VCUDA_MEMORY_LIMIT", "1073741824"),
+        ("TF_GPU_MEMORY_LIMIT", "1024"),
+        ("TF_CUDA_MEMORY_LIMIT", "1024"),
+        ("GPU_MEMORY_LIMIT", "1073741824"),
     ] {
         let limits = limits([(name, value)]);
         assert_eq!(limits.bytes(), Some(GIB), "{name}={value}");
@@ -46,6 +51,7 @@ fn each_compute_variable_limits_the_share() {
         ("CUDA_CORE_LIMIT", "12.5"),
         ("CUDA_DEVICE_SM_LIMIT_1", "12.5"),
         ("CUDA_DEVICE_SM_LIMIT", "12.5"),
+        ("TF_CUDA_SM_PERCENT_LIMIT", "12.5"),
     ] {
         let limits = limits([(name, value)]);
         assert_eq!(limits.ppm(), Some(125_000), "{name}={value}");
@@ -56,6 +62,32 @@ fn each_compute_variable_limits_the_share() {
         assert!(!config_of(("SLUICE_POLICY", "none")).limits_compute());
         assert!(!config_of(("CUDA_DISABLE_CONTROL", "true")).limits_compute());
     }
+}
+
+/// libvgpu and tensor-fusion go on without a limit of memory then.
+#[test]
+fn zero_is_no_memory_limit_where_its_system_says_so() {
+    for (name, value) in [
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "0m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "0"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "0x0g"),
+        ("TF_GPU_MEMORY_LIMIT", "0"),
+        ("TF_CUDA_MEMORY_LIMIT", "0"),
+    ] {
+        let config = config([(name, value)]).unwrap();
+        assert!(!config.limits_anything(), "{name}={value}");
+        assert_eq!(config.warnings, [format!("{name} has no effect: 0 is no memory limit")]);
+    }
+    let one = limits([("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "0m")]);
+    assert_eq!(one.bytes(), Some(GIB), "what is set for every device holds");
+    for name in ["CUDA_MEM_LIMIT", "VCUDA_MEMORY_LIMIT", "GPU_MEMORY_LIMIT"] {
+        assert!(config([(name, "0")]).is_err(), "{name}");
+    }
+    // Names of other software.
+    for name in ["GPU_MEMORY_LIMIT_MB", "TF_GPU_MEMORY_LIMIT_MB"] {
+        assert!(config([(name, "x")]).is_ok(), "{name}");
+    }
+    assert!(config([("GPU_MEMORY_LIMIT_0", "1g")]).is_err());
 }
 
 #[test]

@@ -33,6 +33,28 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
                 "101%",
             ],
         ),
+        Format::SizeOrNoLimit => (
+            ["1B", "1048576", "1024m", "8GiB", "50%", "0x40000000", " 0X400m"]
+                .map(str::to_owned)
+                .to_vec(),
+            &[
+                "1",
+                "-1",
+                "+1",
+                "lots",
+                "0%",
+                "0x",
+                "0x+1g",
+                "0x1gg",
+                "0x10",
+                "0xx",
+                "0x1 g",
+                "0x1f0000000000000000",
+            ],
+        ),
+        Format::MebibytesOrNoLimit => {
+            (["1", "8192"].map(str::to_owned).to_vec(), &["-1", "8g", "8192m", "1.5", "4294967296"])
+        }
         Format::SizesByDevice => (
             [
                 "{\"0\": \"1B\"}",
@@ -284,7 +306,8 @@ fn the_table_is_complete_and_unambiguous() {
         "CUDA_TASK_PRIORITY CUDA_OVERSUBSCRIBE CUDA_DISABLE_CONTROL LIBCUDA_LOG_LEVEL",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE SLUICE_SESSION_DIR SLUICE_DAEMON SLUICE_POLICY",
         "SLUICE_ON_FAILURE SLUICE_LOG SLUICE_LOG_FILE SLUICE_MEM_REAL SLUICE_SOFT_LIMIT SLUICE_WEIGHT",
-        "SLUICE_PRIORITY SLUICE_GATES",
+        "SLUICE_PRIORITY SLUICE_GATES GPU_MEMORY_LIMIT TF_GPU_MEMORY_LIMIT TF_CUDA_MEMORY_LIMIT",
+        "TF_CUDA_SM_PERCENT_LIMIT",
     ]
     .into_iter()
     .flat_map(str::split_ascii_whitespace)
