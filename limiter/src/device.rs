@@ -5,7 +5,7 @@ use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
 use crate::report;
 use crate::verdict::LimiterFailure;
-use config::Config;
+use config::{Config, DeviceIdentity};
 use session::{Page, directory};
 use std::path::{Path, PathBuf};
 
@@ -19,18 +19,21 @@ pub(crate) struct Device {
 }
 
 /// The directory of this process's session. It is the one that `sluice run` made; otherwise one that all
-/// processes of this user, pid namespace (container) and pod with the same limits share.
-pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
+/// processes of this user, pid namespace (container) and pod with the same limits on `devices` share.
+pub(crate) fn session_dir(
+    config: &Config,
+    devices: &[DeviceIdentity],
+) -> Result<PathBuf, LimiterFailure> {
     let dir = match &config.session_dir {
         Some(dir) => directory::check(dir).map(|()| dir.clone()),
-        None => {
-            directory::implicit(&(&config.identity, config.limits_fingerprint())).map(|found| {
+        None => directory::implicit(&(&config.identity, config.limits_fingerprint(devices))).map(
+            |found| {
                 if let Some(elsewhere) = found.elsewhere {
                     report::once(format_args!("{elsewhere}"));
                 }
                 found.path
-            })
-        }
+            },
+        ),
     };
     dir.map_err(|error| LimiterFailure(error.to_string()))
 }

@@ -30,6 +30,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
 const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 
+/// A device with its page; `None`: it has none, and needs none.
+type Joined = Result<Option<&'static Device>, LimiterFailure>;
+
 /// The limiter's state in this process.
 pub(crate) struct Process {
     config: Result<Config, LimiterFailure>,
@@ -43,7 +46,7 @@ pub(crate) struct Process {
     /// Found out when something could not be patched.
     is_limited: OnceLock<bool>,
     session_dir: Mutex<Option<PathBuf>>,
-    known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, LimiterFailure>>>,
+    known: Mutex<HashMap<GpuId, Joined>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
     /// The devices that have a ledger and have been used.
     devices: DeviceList<Device>,
@@ -271,8 +274,8 @@ impl Process {
         seen.clone().unwrap_or_else(Snapshot::take)
     }
 
-    /// A device by UUID. `ordinal`: the program's number for it, if known.
-    pub(crate) fn device_by_uuid(
+    /// A device by UUID, for a call of CUDA. `ordinal`: the program's number for it, if known.
+    fn device_by_uuid(
         &'static self,
         uuid: GpuId,
         ordinal: Option<u32>,
@@ -290,74 +293,146 @@ impl Process {
         if !self.keeps_account(config) {
             return Verdict::Free;
         }
-        // NVML is loaded before the lock is taken: loading a library runs foreign code.
-        let host_index = config.needs_host_index().then(|| nvml::host_index(uuid)).flatten();
-        let visible_index = config::visible_index(
-            uuid,
-            ordinal,
-            || nvml::host_index(uuid),
-            &self.decided,
-            &self.seen_by_driver(),
-        );
-        let absent = if config.names_devices() { self.absent(config, uuid) } else { None };
-        let size = || size_on_page(config, uuid).or_else(|| nvml::total_memory(uuid, ordinal));
-        let size = config.needs_device_size().then(size).flatten();
-        let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = devices.entry(uuid).or_insert_with(|| {
-            let identity = DeviceIdentity { uuid, host_index, visible_index };
-            let limits = config.limits_for(&identity);
-            if !limits.unresolved.is_empty() {
-                return Err(LimiterFailure(format!(
-                    "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
-                    limits.unresolved.join(", ")
-                )));
-            }
-            if let Some(conflict) = &limits.conflict {
-                return Err(LimiterFailure(format!("device {uuid}: {conflict}")));
-            }
-            if let Some(refused) = absent {
-                return Err(refused);
-            }
-            tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
-            let limits = limits
-                .session(size)
-                .map_err(|problem| LimiterFailure(format!("device {uuid}: {problem}")))?;
-            self.make_device(config, uuid, &limits)
-        });
-        match made {
+        match self.joined(config, uuid, ordinal) {
             Ok(Some(device)) => self.verdict_on(device),
             Ok(None) => Verdict::Free,
-            Err(refused) => self.fail(refused),
+            Err(refused) => self.fail(&refused),
         }
     }
 
-    /// A device that is known already, by the bytes of its UUID. Others are free. Asks neither the driver nor NVML.
+    /// A device by UUID, for a call that only looks. One that the program cannot use, or whose limits cannot be told,
+    /// is free: the calls that use it are refused.
+    pub(crate) fn device_to_look_at(&'static self, uuid: GpuId) -> Verdict<&'static Device> {
+        match &self.config {
+            Ok(config) if self.may_use(uuid) && self.keeps_account(config) => {
+                match self.joined(config, uuid, None) {
+                    Ok(Some(device)) => self.verdict_on(device),
+                    Ok(None) | Err(_) => Verdict::Free,
+                }
+            }
+            _ => Verdict::Free,
+        }
+    }
+
+    /// A device with the session's page of it, joined at the first use.
+    fn joined(&'static self, config: &Config, uuid: GpuId, ordinal: Option<u32>) -> Joined {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = known().get(&uuid) {
+            return made.clone();
+        }
+        // NVML is loaded before the lock is taken: loading a library runs foreign code.
+        let limits = self.limits_of(config, uuid, ordinal);
+        let dir = limits.is_ok().then(|| self.make_session_dir(config));
+        let mut known = known();
+        if let Some(made) = known.get(&uuid) {
+            return made.clone();
+        }
+        let made = match (limits, dir) {
+            (Ok(limits), Some(dir)) => self.make_device(config, uuid, &limits, dir),
+            (Err(refused), _) => Err(refused),
+            (Ok(_), None) => Ok(None),
+        };
+        // The program's number may tell what only looking does not.
+        if made.is_ok() || ordinal.is_some() {
+            known.insert(uuid, made.clone());
+        }
+        made
+    }
+
+    /// What the process's settings ask for on a device.
+    fn limits_of(
+        &self,
+        config: &Config,
+        uuid: GpuId,
+        ordinal: Option<u32>,
+    ) -> Result<Limits, LimiterFailure> {
+        let identity = self.identity(uuid, ordinal);
+        let settings = config.limits_for(&identity);
+        if !settings.unresolved.is_empty() {
+            return Err(LimiterFailure(format!(
+                "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
+                settings.unresolved.join(", ")
+            )));
+        }
+        if let Some(conflict) = &settings.conflict {
+            return Err(LimiterFailure(format!("device {uuid}: {conflict}")));
+        }
+        if config.names_devices() {
+            self.check_fit(config, uuid)?;
+        }
+        tracing::info!("{}", config.effective_line(&[(identity, settings.clone())]));
+        let size = || size_on_page(config, uuid).or_else(|| nvml::total_memory(uuid, ordinal));
+        let size = config.needs_device_size().then(size).flatten();
+        let limits = settings.session(size);
+        limits.map_err(|problem| LimiterFailure(format!("device {uuid}: {problem}")))
+    }
+
+    /// A device that is known already, by the bytes of its UUID. Asks neither the driver nor NVML.
     pub(crate) fn known_device(&self, uuid: [u8; 16]) -> Verdict<&'static Device> {
         let devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match devices.get(&GpuId::from_bytes(uuid)) {
             Some(Ok(Some(device))) => self.verdict_on(device),
-            Some(Err(refused)) => self.fail(refused),
-            Some(Ok(None)) | None => Verdict::Free,
+            _ => Verdict::Free,
         }
     }
 
-    /// Refuses limits that all name devices which the node does not have: they would limit nothing. If only some of
-    /// them do, a line names those. Where NVML does not tell, only the device that is used is there.
-    fn absent(&self, config: &Config, used: GpuId) -> Option<LimiterFailure> {
+    /// A device by all its names. `ordinal`: the program's number for it, if known.
+    fn identity(&self, uuid: GpuId, ordinal: Option<u32>) -> DeviceIdentity {
+        let is_named = self.config.as_ref().is_ok_and(Config::names_devices);
+        let host_index = is_named.then(|| nvml::host_index(uuid)).flatten();
+        let seen = self.seen_by_driver();
+        let visible_index =
+            config::visible_index(uuid, ordinal, || host_index, &self.decided, &seen);
+        DeviceIdentity { uuid, host_index, visible_index }
+    }
+
+    /// The devices that the driver shows this process, and that the session may use; none before it is initialised.
+    fn visible(&self) -> Vec<DeviceIdentity> {
+        let mut count = 0;
+        let shown = driver_calls::device_get_count(&raw mut count).is_ok();
+        let ordinals = if shown { 0..count } else { 0..0 };
+        let uuids = ordinals.filter_map(|ordinal| Some((uuid_of(ordinal)?, ordinal)));
+        uuids
+            .filter(|(uuid, _)| self.may_use(*uuid))
+            .map(|(uuid, ordinal)| self.identity(uuid, u32::try_from(ordinal).ok()))
+            .collect()
+    }
+
+    /// The devices of the node: those that the driver shows, and the others that NVML lists.
+    fn all_devices(&self) -> Vec<DeviceIdentity> {
+        let mut all = self.visible();
+        for uuid in nvml::devices().filter_map(nvml::uuid_of) {
+            if all.iter().all(|known| known.uuid != uuid) {
+                all.push(self.identity(uuid, None));
+            }
+        }
+        all
+    }
+
+    /// Refuses limits of which none is for a device that the process sees: they would limit nothing. A line names
+    /// those for devices that the node does not have. Where NVML does not tell, only the device that is used is there.
+    fn check_fit(&self, config: &Config, used: GpuId) -> Result<(), LimiterFailure> {
+        let visible = self.visible();
+        let unfit = if visible.is_empty() { Vec::new() } else { config.for_none_of(&visible) };
+        if !unfit.is_empty() {
+            let name = |device: &DeviceIdentity| match device.host_index {
+                Some(index) => format!("{index} ({})", device.uuid),
+                None => device.uuid.to_string(),
+            };
+            let seen: Vec<String> = visible.iter().map(name).collect();
+            return Err(LimiterFailure(format!(
+                "{}: no such device is here, so nothing would be limited; this process sees {}, as nvidia-smi counts",
+                unfit.join(", "),
+                seen.join(", ")
+            )));
+        }
         let count = nvml::count();
         let is_there = |uuid| uuid == used || nvml::handle(uuid).is_some();
         let absent = config.absent(count.unwrap_or(u32::MAX), is_there);
-        if absent.names.is_empty() {
-            return None;
+        if !absent.is_empty() {
+            report::each_once(format_args!("{}: no such device is here", absent.join(", ")));
         }
-        let count = count.map_or_else(|| "an unknown number of".to_owned(), |n| n.to_string());
-        let said =
-            format!("{}: no such device is here; the node shows {count}", absent.names.join(", "));
-        if absent.all {
-            return Some(LimiterFailure(format!("{said}, so nothing would be limited")));
-        }
-        report::each_once(format_args!("{said}"));
-        None
+        Ok(())
     }
 
     /// Joins the session's page of a device. `None`: the page cannot be joined, and need not be, because no
@@ -367,13 +442,13 @@ impl Process {
         config: &Config,
         uuid: GpuId,
         limits: &Limits,
-    ) -> Result<Option<&'static Device>, LimiterFailure> {
+        dir: Result<PathBuf, LimiterFailure>,
+    ) -> Joined {
         if self.devices.is_full() {
             return Err(LimiterFailure(format!(
                 "device {uuid}: {MAX_DEVICES} devices can be used in one process"
             )));
         }
-        let dir = self.make_session_dir(config);
         if let (Some(_), Err(refused)) = (&config.session_dir, &dir) {
             // Nobody knows what the limits of the session are.
             return Err(refused.clone());
@@ -423,12 +498,16 @@ impl Process {
         }
     }
 
+    /// The session's directory. Must be called without a lock: NVML may have to be asked.
     fn make_session_dir(&self, config: &Config) -> Result<PathBuf, LimiterFailure> {
-        let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
-        match dir.as_ref() {
-            Some(dir) => Ok(dir.clone()),
-            None => Ok(dir.insert(device::session_dir(config)?).clone()),
+        let known = || self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(dir) = known().as_ref() {
+            return Ok(dir.clone());
         }
+        let named = config.session_dir.is_none() && config.names_devices();
+        let devices = if named { self.all_devices() } else { Vec::new() };
+        let dir = device::session_dir(config, &devices)?;
+        Ok(known().get_or_insert(dir).clone())
     }
 
     /// The devices that have a ledger and have been used.

@@ -2,10 +2,10 @@
 
 use super::{
     device_total_mem, nvml_by_index, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory,
-    nvml_processes,
+    nvml_processes, nvml_uuid,
 };
 use core::cell::Cell;
-use core::ffi::c_uint;
+use core::ffi::{CStr, c_char, c_uint};
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
@@ -50,6 +50,20 @@ pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     let mut handle = ptr::null_mut();
     let place = &raw mut handle;
     asked(|| nvml_by_uuid(text.as_ptr(), place)).is_ok().then_some(handle)
+}
+
+/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
+const UUID_SIZE: usize = 96;
+
+/// The UUID behind NVML's handle.
+pub(crate) fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
+    let mut text: [c_char; UUID_SIZE] = [0; UUID_SIZE];
+    if !nvml_uuid(device, text.as_mut_ptr(), UUID_SIZE as c_uint).is_ok() {
+        return None;
+    }
+    text[UUID_SIZE - 1] = 0;
+    // SAFETY: ends with a zero byte.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.parse().ok()
 }
 
 /// How many devices NVML shows.

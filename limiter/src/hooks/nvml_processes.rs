@@ -4,7 +4,7 @@
 //! list. `nvidia-smi` uses another way: `nvml_tables`.
 
 use super::Call;
-use super::nvml::{answered, rewritten};
+use super::nvml::answered;
 use super::pointers::read;
 use crate::device::Device;
 use crate::memory::seen::{self, SessionProcess};
@@ -308,8 +308,8 @@ fn accounting(
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, pid, stats) };
-    rewritten(call.process, device, original, |device| {
+    answered(call.process, device, original, |device| {
         let ours = seen::members(device.ledger).iter().any(|member| member.pid == pid);
-        if ours { NvmlReturn::SUCCESS } else { NvmlReturn::NOT_FOUND }
+        if ours { original() } else { NvmlReturn::NOT_FOUND }
     })
 }

@@ -12,6 +12,7 @@ mod callers;
 mod cancel;
 mod common;
 mod house;
+mod indices;
 mod lists;
 mod loader;
 mod memory;

@@ -65,15 +65,6 @@ pub struct Identity {
     pub container: Option<String>,
 }
 
-/// Limits that name a device which the node does not have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Absent {
-    /// Their variables, with the key.
-    pub names: Vec<String>,
-    /// Whether these are all limits: none would hold on any device.
-    pub all: bool,
-}
-
 /// The configuration of this process.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -205,30 +196,23 @@ impl Config {
 
     /// The limits that name a device which is not there. `count`: how many devices the node shows; `is_there`: whether
     /// it has a device of this UUID.
-    pub fn absent(&self, count: u32, is_there: impl Fn(GpuId) -> bool) -> Absent {
-        let (named, alone) = self.rules.named();
-        let is_present = |scope: &Scope| match scope {
+    pub fn absent(&self, count: u32, is_there: impl Fn(GpuId) -> bool) -> Vec<String> {
+        self.rules.absent(|scope| match scope {
             Scope::Every => true,
-            Scope::Uuid(uuid) => is_there(*uuid),
-            Scope::HostIndex(index) | Scope::VisibleIndex(index) => *index < count,
-        };
-        let names: Vec<String> = named
-            .iter()
-            .filter(|(_, scope)| !is_present(scope))
-            .map(|(name, _)| (*name).to_owned())
-            .collect();
-        let all = alone && !names.is_empty() && names.len() == named.len();
-        Absent { names, all }
+            Scope::Uuid(uuid) => is_there(uuid),
+            Scope::HostIndex(index) | Scope::VisibleIndex(index) => index < count,
+        })
     }
 
-    /// Whether a limit names a device, so that [`Self::absent`] matters.
+    /// The limits of each kind (memory, its part on the device, share, soft limit) of which none is for one of
+    /// `devices`: that kind would limit nothing there.
+    pub fn for_none_of(&self, devices: &[DeviceIdentity]) -> Vec<String> {
+        self.rules.for_none_of(devices)
+    }
+
+    /// Whether a limit names a device, so that the indices of [`DeviceIdentity`] matter.
     pub fn names_devices(&self) -> bool {
-        !self.rules.named().0.is_empty()
-    }
-
-    /// Whether a limit is keyed by host index, so that [`DeviceIdentity::host_index`] matters.
-    pub fn needs_host_index(&self) -> bool {
-        self.rules.need_host_index()
+        self.rules.name_devices()
     }
 
     /// Whether the size of a device matters, for [`DeviceSettings::session`].
@@ -252,9 +236,9 @@ impl Config {
         self.rules.limit_compute()
     }
 
-    /// A text that is the same for processes with the same limits, and only for them.
-    pub fn limits_fingerprint(&self) -> String {
-        self.rules.fingerprint()
+    /// A text that is the same for processes with the same limits on `devices`, those of the node, and only for them.
+    pub fn limits_fingerprint(&self, devices: &[DeviceIdentity]) -> String {
+        self.rules.fingerprint(devices)
     }
 
     /// The configuration in force for these devices, in one line that names what is overruled.

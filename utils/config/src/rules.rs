@@ -137,9 +137,9 @@ impl Rules {
         self.has_shares() && (!self.soft.is_empty() || self.policy() == Policy::Balance)
     }
 
-    pub(super) fn need_host_index(&self) -> bool {
-        self.off.is_none()
-            && self.scopes().into_iter().any(|scope| matches!(scope, Scope::HostIndex(_)))
+    /// Whether a setting is meant for one device.
+    pub(super) fn name_devices(&self) -> bool {
+        self.off.is_none() && self.scopes().into_iter().any(|scope| scope != Scope::Every)
     }
 
     /// Whether a device's size is needed.
@@ -159,19 +159,32 @@ impl Rules {
         memory.chain(of(&self.share)).chain(of(&self.soft)).collect()
     }
 
-    /// The limits that name a device, by their variables, and whether no limit holds for every device.
-    pub(super) fn named(&self) -> (Vec<(&str, Scope)>, bool) {
-        fn of<T>(rules: &[LimitRule<T>]) -> impl Iterator<Item = (&str, Scope)> {
-            rules.iter().map(|rule| (rule.name.as_str(), rule.scope))
+    /// The limits, with their variables: memory, the part of it on the device, shares, and soft limits. A kind of
+    /// which each is lifted is none.
+    fn kinds(&self) -> [Vec<(&str, Scope)>; 4] {
+        fn of<T>(rules: &[LimitRule<T>]) -> Vec<(&str, Scope)> {
+            rules.iter().map(|rule| (rule.name.as_str(), rule.scope)).collect()
         }
         if self.off.is_some() {
-            return (Vec::new(), false);
+            return Default::default();
         }
-        let shares = self.share.iter().filter(|rule| rule.value.is_some());
-        let shares = shares.map(|rule| (rule.name.as_str(), rule.scope));
-        let all = of(&self.memory).chain(of(&self.real)).chain(shares).chain(of(&self.soft));
-        let (every, named): (Vec<_>, Vec<_>) = all.partition(|(_, scope)| *scope == Scope::Every);
-        (named, every.is_empty())
+        let shares = if self.has_shares() { of(&self.share) } else { Vec::new() };
+        [of(&self.memory), of(&self.real), shares, of(&self.soft)]
+    }
+
+    /// The limits for which `is_present` does not find the device that they name.
+    pub(super) fn absent(&self, is_present: impl Fn(Scope) -> bool) -> Vec<String> {
+        let all = self.kinds().into_iter().flatten();
+        all.filter(|(_, scope)| !is_present(*scope)).map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// The limits of each kind of which none is for one of `devices`.
+    pub(super) fn for_none_of(&self, devices: &[DeviceIdentity]) -> Vec<String> {
+        let is_for_none =
+            |scope: Scope| devices.iter().all(|device| is_for(scope, device) == Some(false));
+        let kinds = self.kinds().into_iter();
+        let idle = kinds.filter(|kind| kind.iter().all(|(_, scope)| is_for_none(*scope)));
+        idle.flatten().map(|(name, _)| name.to_owned()).collect()
     }
 
     /// A contradiction for some named device, or for every device.
@@ -279,8 +292,11 @@ impl Rules {
         }
     }
 
-    /// A text that is the same for rules of the same names and values.
-    pub(super) fn fingerprint(&self) -> String {
+    /// A text that is the same for rules of the same names and values that limit `devices` in the same way.
+    ///
+    /// A device that has another index for this process than on the node may have other limits here than for other
+    /// processes: it is named with them. Processes to which the limits come to the same share a session.
+    pub(super) fn fingerprint(&self, devices: &[DeviceIdentity]) -> String {
         // Made of names and values only: the next version of the library must find the same session.
         let mut text = String::new();
         describe(&mut text, &self.memory);
@@ -292,7 +308,29 @@ impl Rules {
         describe(&mut text, self.policy.as_slice());
         let weight = self.common.weight.as_ref().map(|weight| weight.value);
         let priority = self.common.priority.as_ref().map(|priority| priority.value);
-        text + &format!("{weight:?} {priority:?} {:?}", self.off)
+        text += &format!("{weight:?} {priority:?} {:?}", self.off);
+        let visible = |scope| matches!(scope, Scope::VisibleIndex(_));
+        if !self.scopes().into_iter().any(visible) {
+            return text;
+        }
+        let values = |device: &DeviceIdentity| {
+            let DeviceSettings { request, unresolved, .. } = self.decide(device);
+            unresolved.is_empty().then(|| request.values())
+        };
+        let mut own: Vec<(GpuId, String)> = devices
+            .iter()
+            .filter_map(|device| Some((device, values(device)?)))
+            .filter(|(device, own)| {
+                let of_node = DeviceIdentity { visible_index: device.host_index, ..**device };
+                values(&of_node).as_ref() != Some(own)
+            })
+            .map(|(device, own)| (device.uuid, own))
+            .collect();
+        own.sort();
+        for (uuid, values) in own {
+            text += &format!("\n{uuid}={values}");
+        }
+        text
     }
 }
 

@@ -1,6 +1,6 @@
 //! The settings that are not limits.
 
-use super::super::{ConfigError, DaemonAddress, Gates, LogLevel, OnFailure};
+use super::super::{ConfigError, DaemonAddress, DeviceIdentity, Gates, LogLevel, OnFailure};
 use super::{UUID, config, device, limits};
 use limits::Policy;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 #[test]
 fn nothing_set_is_nothing_limited() {
     let config = config([]).unwrap();
-    assert!(!config.limits_anything() && !config.needs_host_index());
+    assert!(!config.limits_anything() && !config.names_devices());
     assert_eq!(config.policy, Policy::Fixed);
     assert_eq!(config.on_failure, OnFailure::Closed);
     assert_eq!(config.gates, Gates::Stream);
@@ -266,25 +266,45 @@ fn an_index_where_none_is_read_is_refused() {
 
 #[test]
 fn limits_for_devices_that_are_not_there_are_found() {
-    let absent = |config: &crate::Config| {
-        let absent = config.absent(2, |uuid| uuid == UUID.parse().unwrap());
-        (absent.names, absent.all)
-    };
+    let absent = |config: &crate::Config| config.absent(2, |uuid| uuid == UUID.parse().unwrap());
     let of = |name, value: &str| absent(&config([(name, value)]).unwrap());
     let memory = "TENSOR_FUSION_CUDA_MEM_LIMIT";
     let named = |key: &str| vec![format!("{memory}[{key}]")];
-    assert_eq!(of(memory, r#"{"2": "1g"}"#), (named("2"), true));
-    assert_eq!(of(memory, r#"{"1": "1g", "2": "1g"}"#), (named("2"), false));
-    assert_eq!(of(memory, &format!(r#"{{"{UUID}": "1g"}}"#)), (vec![], false));
-    assert_eq!(
-        of(memory, &format!(r#"{{"{}": "1g"}}"#, super::OTHER)),
-        (named(super::OTHER), true)
-    );
-    assert_eq!(of("CUDA_DEVICE_SM_LIMIT_2", "30"), (vec!["CUDA_DEVICE_SM_LIMIT_2".into()], true));
-    assert_eq!(of("CUDA_MEM_LIMIT", "1g"), (vec![], false));
+    let none: Vec<String> = Vec::new();
+    assert_eq!(of(memory, r#"{"2": "1g"}"#), named("2"));
+    assert_eq!(of(memory, r#"{"1": "1g", "2": "1g"}"#), named("2"));
+    assert_eq!(of(memory, &format!(r#"{{"{UUID}": "1g"}}"#)), none);
+    assert_eq!(of(memory, &format!(r#"{{"{}": "1g"}}"#, super::OTHER)), named(super::OTHER));
+    assert_eq!(of("CUDA_DEVICE_SM_LIMIT_2", "30"), ["CUDA_DEVICE_SM_LIMIT_2"]);
+    assert_eq!(of("CUDA_MEM_LIMIT", "1g"), none);
     let both = config([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT_9", "30")]).unwrap();
-    assert_eq!(absent(&both), (vec!["CUDA_CORE_LIMIT_9".into()], false));
+    assert_eq!(absent(&both), ["CUDA_CORE_LIMIT_9"]);
     let off = config([(memory, r#"{"2": "1g"}"#), ("CUDA_DISABLE_CONTROL", "true")]).unwrap();
-    assert_eq!(absent(&off), (vec![], false));
+    assert_eq!(absent(&off), none);
     assert!(!off.names_devices() && both.names_devices());
+}
+
+#[test]
+fn a_kind_of_limit_that_is_for_no_visible_device_is_found() {
+    // Host index 3, and the program's first.
+    let seen = [device(UUID, 3, 0)];
+    let idle = |pairs: [(&str, &str); 2]| config(pairs).unwrap().for_none_of(&seen);
+    let memory = "TENSOR_FUSION_CUDA_MEM_LIMIT";
+    let log = ("SLUICE_LOG", "off");
+    let none: Vec<String> = Vec::new();
+    assert_eq!(idle([(memory, r#"{"0": "1g"}"#), log]), [format!("{memory}[0]")]);
+    assert_eq!(idle([(memory, r#"{"0": "1g", "3": "2g"}"#), log]), none);
+    assert_eq!(idle([(memory, r#"{"0": "1g"}"#), ("VCUDA_MEMORY_LIMIT", "1g")]), none);
+    assert_eq!(idle([("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), log]), none);
+    assert_eq!(idle([("CUDA_DEVICE_MEMORY_LIMIT_3", "1g"), log]), ["CUDA_DEVICE_MEMORY_LIMIT_3"]);
+    // The other kind holds.
+    assert_eq!(idle([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT_0", "9")]), ["CUDA_CORE_LIMIT_0"]);
+    // Lifted on purpose.
+    assert_eq!(idle([("CUDA_DEVICE_SM_LIMIT_1", "9"), ("CUDA_DEVICE_SM_LIMIT_0", "100")]), none);
+    assert_eq!(idle([("CUDA_DEVICE_SM_LIMIT_1", "100"), log]), none);
+    assert_eq!(idle([("CUDA_CORE_LIMIT_0", "9"), ("SLUICE_POLICY", "none")]), none);
+    // What cannot be told is refused where the device is used.
+    let unknown = DeviceIdentity { host_index: None, ..seen[0] };
+    let limits = config([(memory, r#"{"0": "1g"}"#)]).unwrap();
+    assert_eq!(limits.for_none_of(&[unknown]), none);
 }

@@ -1,7 +1,7 @@
 //! Which of several limits is in force.
 
-use super::super::DeviceIdentity;
-use super::{OTHER, UUID, config, device, limits};
+use super::super::{Config, DeviceIdentity};
+use super::{FakeEnvironment, OTHER, UUID, config, device, limits};
 use limits::Policy;
 
 const GIB: u64 = 1 << 30;
@@ -102,21 +102,16 @@ fn an_index_counts_in_its_own_space() {
         assert_eq!(limits([(name, "1g")]).request.memory.is_some(), holds, "{name}");
     }
     assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": \"1B\"}")]).request.memory.is_none());
-    for (name, host) in [
+    for (name, names_one) in [
         ("CUDA_MEM_LIMIT_0", true),
         ("CUDA_CORE_LIMIT_0", true),
         ("CUDA_MEM_LIMIT", false),
-        ("CUDA_DEVICE_SM_LIMIT_0", false),
+        ("CUDA_DEVICE_SM_LIMIT_0", true),
         ("CUDA_MEM_RATIO_0", true),
     ] {
         let value = if name.starts_with("CUDA_MEM_LIMIT") { "1g" } else { "1" };
-        assert_eq!(config([(name, value)]).unwrap().needs_host_index(), host, "{name}");
+        assert_eq!(config([(name, value)]).unwrap().names_devices(), names_one, "{name}");
     }
-    let by_key = |key: &str| {
-        let json = format!("{{\"{key}\": 1}}");
-        config([("TENSOR_FUSION_CUDA_UP_LIMIT", &json)]).unwrap().needs_host_index()
-    };
-    assert!(by_key("0") && !by_key(UUID));
 }
 
 #[test]
@@ -306,7 +301,7 @@ fn a_number_without_its_unit_is_refused_with_a_hint() {
 
 #[test]
 fn fingerprints_tell_limits_apart() {
-    let print = |pairs: [(&str, &str); 3]| config(pairs).unwrap().limits_fingerprint();
+    let print = |pairs: [(&str, &str); 3]| config(pairs).unwrap().limits_fingerprint(&[]);
     let none = ("SLUICE_LOG", "off");
     let one = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10"), none]);
     assert_eq!(one, print([("CUDA_MEM_LIMIT", "1024m"), ("CUDA_CORE_LIMIT", "10.0%"), none]));
@@ -324,5 +319,33 @@ fn fingerprints_tell_limits_apart() {
     ] {
         let print = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10"), other]);
         assert_ne!(one, print, "{other:?}");
+    }
+}
+
+/// The limits of a device are those of its session, so processes to which they are others have another one.
+#[test]
+fn fingerprints_tell_apart_what_a_visible_index_means() {
+    let of = |pairs: &[(&str, &str)], devices: &[DeviceIdentity]| {
+        let values = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let environment = FakeEnvironment { values: values.collect(), not_text: None };
+        Config::from_env(&environment).unwrap().limits_fingerprint(devices)
+    };
+    let hidden = |uuid, host| DeviceIdentity { visible_index: None, ..device(uuid, host, 0) };
+    let all = [device(UUID, 0, 0), device(OTHER, 1, 1)];
+    let first = [device(UUID, 0, 0), hidden(OTHER, 1)];
+    let second = [hidden(UUID, 0), device(OTHER, 1, 0)];
+    let turned = [device(UUID, 0, 1), device(OTHER, 1, 0)];
+    let two = [("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "1g")];
+    assert_eq!(of(&two, &all), of(&two, &first), "the limits are the same on the device of both");
+    let prints = [of(&two, &all), of(&two, &second), of(&two, &turned)];
+    assert!(prints[0] != prints[1] && prints[1] != prints[2] && prints[0] != prints[2]);
+    let one = [("CUDA_DEVICE_SM_LIMIT_0", "30")];
+    assert_ne!(of(&one, &all), of(&one, &second));
+    assert_eq!(of(&one, &second), of(&one, &[second[1], second[0]]));
+    // The same for each device, and what is not meant for one.
+    let same = [("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "4096m")];
+    assert_eq!(of(&same, &all), of(&same, &second));
+    for others in ["CUDA_DEVICE_MEMORY_LIMIT", "CUDA_MEM_LIMIT_0"] {
+        assert_eq!(of(&[(others, "1g")], &all), of(&[(others, "1g")], &second), "{others}");
     }
 }
