@@ -63,6 +63,15 @@ impl FolderError {
         matches!(self, Self::Io { source, .. }
             if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     }
+
+    /// Whether nothing can be made at that place, by nobody or not by this user.
+    pub(crate) fn is_of_the_place(&self) -> bool {
+        self.is_absent()
+            || matches!(self, Self::Io { source, .. } if matches!(
+                source.kind(),
+                ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied
+            ))
+    }
 }
 
 /// An open folder.

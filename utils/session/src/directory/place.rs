@@ -76,21 +76,39 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
     let mut free = Vec::new();
     for path in places {
         match Folder::open(path) {
-            Ok(folder) if folder.uid() == uid => return Ok(is_at(made_ready(folder, uid)?, taken)),
+            Ok(folder) if folder.uid() == uid => {
+                return Ok(is_at(made_ready(folder, uid)?, taken.map(not_ones_own)));
+            }
             Err(error) if error.is_absent() => free.push(path),
             _ => taken = taken.or(Some(path)),
         }
     }
+    let mut unusable = None;
     for path in free {
         match make(path, uid) {
-            Ok(folder) => return Ok(is_at(folder, taken.filter(|taken| *taken < path))),
+            Ok(folder) => {
+                let before = taken.filter(|taken| *taken < path).map(not_ones_own);
+                return Ok(is_at(
+                    folder,
+                    before.or(unusable.map(|error: FolderError| error.to_string())),
+                ));
+            }
             // Another user was faster.
             Err(DirectoryError::Folder(FolderError::Unsafe { .. })) => taken = taken.or(Some(path)),
+            // Such as a container's /dev/shm that is read-only, or is not there.
+            Err(DirectoryError::Folder(error)) if error.is_of_the_place() => {
+                unusable = unusable.or(Some(error));
+            }
             Err(error) => return Err(error),
         }
     }
-    let path = taken.map_or_else(|| PathBuf::from(ROOT), Clone::clone);
-    Err(FolderError::Unsafe { path, wanted: wanted(uid), found: found_at(taken) }.into())
+    match (taken, unusable) {
+        (None, Some(error)) => Err(error.into()),
+        (taken, _) => {
+            let path = taken.map_or_else(|| PathBuf::from(ROOT), Clone::clone);
+            Err(FolderError::Unsafe { path, wanted: wanted(uid), found: found_at(taken) }.into())
+        }
+    }
 }
 
 fn found_at(taken: Option<&PathBuf>) -> String {
@@ -100,14 +118,13 @@ fn found_at(taken: Option<&PathBuf>) -> String {
     )
 }
 
-fn is_at(folder: Folder, taken: Option<&PathBuf>) -> Place {
-    let elsewhere = taken.map(|taken| {
-        format!(
-            "{} is not this user's; sessions are in {} instead",
-            taken.display(),
-            folder.path().display()
-        )
-    });
+fn not_ones_own(taken: &PathBuf) -> String {
+    format!("{} is not this user's", taken.display())
+}
+
+fn is_at(folder: Folder, why_not: Option<String>) -> Place {
+    let elsewhere =
+        why_not.map(|why| format!("{why}; sessions are in {} instead", folder.path().display()));
     Place { folder, elsewhere }
 }
 
@@ -189,6 +206,25 @@ mod tests {
         fs::remove_file(&places[0]).unwrap();
         let again = choose(&places, uid).unwrap();
         assert_eq!((again.folder.path(), again.elsewhere), (&*places[1], None));
+    }
+
+    #[test]
+    fn where_nothing_can_be_made_the_next_place_is_used() {
+        let uid = rustix::process::geteuid().as_raw();
+        let root = tempfile::tempdir().unwrap();
+        let absent = root.path().join("absent");
+        let mut places: Vec<_> = all(&absent, uid).collect();
+        let Err(error) = choose(&places, uid) else { panic!("a place was found") };
+        assert!(error.to_string().contains(absent.to_str().unwrap()), "{error}");
+        places.push(root.path().join("last"));
+        let first = choose(&places, uid).unwrap();
+        assert_eq!(first.folder.path(), root.path().join("last"));
+        let told = first.elsewhere.unwrap();
+        assert!(
+            told.contains(absent.to_str().unwrap()) && told.contains("/last instead"),
+            "{told}"
+        );
+        assert_eq!(choose(&places, uid).unwrap().elsewhere, None);
     }
 
     #[test]
