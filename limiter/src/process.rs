@@ -350,7 +350,8 @@ impl Process {
         let settings = config.limits_for(&identity);
         if !settings.unresolved.is_empty() {
             return Err(LimiterFailure(format!(
-                "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
+                "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known{}: {}",
+                if nvml::load() { "" } else { " without libnvidia-ml.so.1" },
                 settings.unresolved.join(", ")
             )));
         }
@@ -379,8 +380,12 @@ impl Process {
     /// A device by all its names. `ordinal`: the program's number for it, if known.
     fn identity(&self, uuid: GpuId, ordinal: Option<u32>) -> DeviceIdentity {
         let is_named = self.config.as_ref().is_ok_and(Config::names_devices);
-        let host_index = is_named.then(|| nvml::host_index(uuid)).flatten();
         let seen = self.seen_by_driver();
+        let by_driver = || {
+            let is_only = ordinal.is_some() && count_of_driver() == 1 && nvml::count().is_none();
+            is_only.then(|| config::only_index(&seen)).flatten()
+        };
+        let host_index = is_named.then(|| nvml::host_index(uuid).or_else(by_driver)).flatten();
         let visible_index =
             config::visible_index(uuid, ordinal, || host_index, &self.decided, &seen);
         DeviceIdentity { uuid, host_index, visible_index }
@@ -388,24 +393,22 @@ impl Process {
 
     /// The devices that the driver shows this process, and that the session may use; none before it is initialised.
     fn visible(&self) -> Vec<DeviceIdentity> {
-        let mut count = 0;
-        let shown = driver_calls::device_get_count(&raw mut count).is_ok();
-        let ordinals = if shown { 0..count } else { 0..0 };
-        let uuids = ordinals.filter_map(|ordinal| Some((uuid_of(ordinal)?, ordinal)));
+        let uuids = (0..count_of_driver()).filter_map(|ordinal| Some((uuid_of(ordinal)?, ordinal)));
         uuids
             .filter(|(uuid, _)| self.may_use(*uuid))
             .map(|(uuid, ordinal)| self.identity(uuid, u32::try_from(ordinal).ok()))
             .collect()
     }
 
-    /// The devices of the node: those that the driver shows, and the others that NVML lists.
+    /// The devices of the node: those that NVML lists, and what else the driver shows.
     fn all_devices(&self) -> Vec<DeviceIdentity> {
-        let mut all = self.visible();
+        let mut shown = self.visible();
+        let mut all: Vec<DeviceIdentity> = Vec::new();
         for uuid in nvml::devices().filter_map(nvml::uuid_of) {
-            if all.iter().all(|known| known.uuid != uuid) {
-                all.push(self.identity(uuid, None));
-            }
+            let found = shown.iter().position(|device| device.uuid == uuid);
+            all.push(found.map_or_else(|| self.identity(uuid, None), |at| shown.remove(at)));
         }
+        all.extend(shown);
         all
     }
 
@@ -598,6 +601,12 @@ fn size_on_page(config: &Config, uuid: GpuId) -> Option<u64> {
     let figures = node_page::current_beside(&daemon_socket(config)?)?;
     let device = figures.devices.iter().find(|device| device.uuid == uuid)?;
     device.memory_total.filter(|&bytes| bytes > 0)
+}
+
+/// How many devices the driver shows; none before it is initialised.
+fn count_of_driver() -> cuda::Device {
+    let mut count = 0;
+    if driver_calls::device_get_count(&raw mut count).is_ok() { count } else { 0 }
 }
 
 /// A device's UUID by ordinal.

@@ -1,5 +1,6 @@
 //! The GPUs of the machine, as NVML lists them.
 
+use std::fs;
 use std::path::Path;
 
 use nvml_wrapper::Nvml;
@@ -40,10 +41,14 @@ impl VisibleGpu {
 /// The option that names one device.
 pub const OPTION: &str = "--device";
 
-/// Lists the GPUs, with the NVML at `library` or with the driver's own.
+/// Where NVIDIA's kernel module tells of its GPUs.
+const KERNEL_MODULE: &str = "/proc/driver/nvidia/gpus";
+
+/// Lists the GPUs, with the NVML at `library` or with the driver's own. Where that library is not there, as in a container
+/// that may only compute, the kernel module tells them, without their memory.
 ///
 /// # Errors
-/// [`Error::NoDriver`] if NVML cannot be used, [`Error::NoDevice`] if it lists none.
+/// [`Error::NoDriver`] if neither can be asked, [`Error::NoDevice`] if NVML lists none.
 pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
     let mut builder = Nvml::builder();
     if let Some(path) = library {
@@ -52,7 +57,13 @@ pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
         // A machine without the development package only has the name with a version.
         builder.lib_path("libnvidia-ml.so.1".as_ref());
     }
-    let nvml = builder.init().map_err(|error| no_driver(&error))?;
+    let nvml = match builder.init() {
+        Ok(nvml) => nvml,
+        Err(error) => {
+            let told = if library.is_none() { told_by(KERNEL_MODULE.as_ref()) } else { Vec::new() };
+            return if told.is_empty() { Err(no_driver(&error)) } else { Ok(told) };
+        }
+    };
     let devices = read(&nvml)?;
     if devices.is_empty() { Err(Error::NoDevice) } else { Ok(devices) }
 }
@@ -70,12 +81,31 @@ fn read(nvml: &Nvml) -> Result<Vec<VisibleGpu>, Error> {
         .collect()
 }
 
+/// The GPUs in a folder of NVIDIA's kernel module, in the order of their places on the bus, as NVML counts them.
+fn told_by(folder: &Path) -> Vec<VisibleGpu> {
+    let mut places: Vec<_> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    places.sort();
+    let gpus = places.iter().filter_map(|place| {
+        let told = fs::read_to_string(place.join("information")).ok()?;
+        let value = |name: &str| {
+            let of =
+                |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
+            told.lines().find_map(of)
+        };
+        Some((value("GPU UUID")?.parse().ok()?, value("Model").unwrap_or_default()))
+    });
+    let gpu = |(index, (uuid, name))| VisibleGpu { index, uuid, name, memory: 0 };
+    (0..).zip(gpus).map(gpu).collect()
+}
+
 fn facts(nvml: &Nvml, index: u32) -> Result<(String, String, u64), NvmlError> {
     let device = nvml.device_by_index(index)?;
     let memory = match device.memory_info() {
         Ok(memory) => memory.total,
-        // Drivers before 510 have another form of the question, which nvml-wrapper does not ask.
-        Err(NvmlError::FailedToLoadSymbol(_)) => 0,
+        // Drivers before 510 have another form of the question, which nvml-wrapper does not ask. GPUs that share the
+        // machine's memory do not answer.
+        Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::NotSupported) => 0,
         Err(error) => return Err(error),
     };
     Ok((device.uuid()?, device.name()?, memory))
@@ -159,6 +189,31 @@ mod tests {
         assert_eq!(indices(&["1"]), Ok(vec![1]));
         assert_eq!(indices(&["gpu-5a1CE000-0000-4000-8000-000000000001", "0"]), Ok(vec![1, 0]));
         assert_eq!(indices(&["0", "0"]), Ok(vec![0]));
+    }
+
+    /// What a driver of version 580 writes there.
+    #[test]
+    fn the_kernel_module_tells_what_nvml_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(told_by(folder.path()), []);
+        for (place, uuid) in [
+            ("0000:c1:00.0", "GPU-5a1ce000-0000-4000-8000-000000000001"),
+            ("0000:01:00.0", "GPU-5a1ce000-0000-4000-8000-000000000000"),
+            ("0000:02:00.0", "GPU-????????-????-????-????-????????????"),
+        ] {
+            let place = folder.path().join(place);
+            fs::create_dir(&place).unwrap();
+            let text = format!("Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\n");
+            fs::write(place.join("information"), text).unwrap();
+        }
+        let told = told_by(folder.path());
+        let two = two().into_iter().map(|gpu| VisibleGpu {
+            name: "NVIDIA H200".into(),
+            memory: 0,
+            ..gpu
+        });
+        assert_eq!(told, two.collect::<Vec<_>>());
+        assert_eq!(told[0].known_memory(), None);
     }
 
     #[test]

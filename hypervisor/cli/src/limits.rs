@@ -22,7 +22,8 @@ pub fn check(request: &Request, devices: &[VisibleGpu]) -> Result<(), Error> {
         request.policy = None;
     }
     request.check(&Limits::NONE, Unused::Refused)?;
-    for device in devices {
+    // Where NVML does not tell a device's size, the limiter asks the driver.
+    for device in devices.iter().filter(|device| device.known_memory().is_some()) {
         change(&request, &Limits::NONE, Some(device), &device.title())?;
     }
     Ok(())
@@ -46,10 +47,7 @@ pub fn change(
 
 impl From<RequestError> for Error {
     fn from(error: RequestError) -> Self {
-        match error {
-            RequestError::UnknownSize { .. } => Self::NoDriver(error.to_string()),
-            _ => Self::Usage(error.to_string()),
-        }
+        Self::Usage(error.to_string())
     }
 }
 

@@ -168,5 +168,7 @@ driver_calls! {
     /// A device's memory.
     "nvmlDeviceGetMemoryInfo" => fn nvml_memory(device: NvmlDevice, memory: *mut Memory) -> NvmlReturn else NOT_FOUND;
     /// The processes that have a context on a device.
+    "nvmlDeviceGetComputeRunningProcesses_v2" => fn nvml_processes_v2(device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn else NOT_FOUND;
+    /// The same, in drivers from 510 on.
     "nvmlDeviceGetComputeRunningProcesses_v3" => fn nvml_processes(device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn else NOT_FOUND;
 }

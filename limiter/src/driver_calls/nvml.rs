@@ -2,7 +2,7 @@
 
 use super::{
     device_total_mem, nvml_by_index, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory,
-    nvml_processes, nvml_uuid,
+    nvml_processes, nvml_processes_v2, nvml_uuid,
 };
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_uint};
@@ -39,6 +39,11 @@ pub(crate) fn load() -> bool {
 fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
     let result = ask();
     if result == NvmlReturn::UNINITIALIZED && nvml_init().is_ok() { ask() } else { result }
+}
+
+/// Why NVML does not list the processes on a device.
+pub(crate) fn why_silent() -> &'static str {
+    if load() { "NVML lists no processes" } else { "libnvidia-ml.so.1 is not here" }
 }
 
 /// NVML's handle of a device.
@@ -123,7 +128,10 @@ pub(crate) fn processes(
 ) -> NvmlReturn {
     let set = |wants| WANTS_ALL.try_with(|all| all.set(wants));
     let _ = set(true);
-    let result = nvml_processes(device, count, list);
+    let mut result = nvml_processes(device, count, list);
+    if result == NvmlReturn::NOT_FOUND {
+        result = nvml_processes_v2(device, count, list);
+    }
     let _ = set(false);
     result
 }

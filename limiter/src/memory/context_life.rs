@@ -47,8 +47,14 @@ pub(super) fn create(
         return result;
     }
     let after = MemoryReading::now(&reserve.holdings, device);
-    if let Some(processes) = &after.processes {
-        processes.learn_own_pid(device, before.processes.as_ref());
+    match &after.processes {
+        Some(processes) => processes.learn_own_pid(device, before.processes.as_ref()),
+        None => report::once(format_args!(
+            "device {}: {}, so code, stacks and heap that the driver takes are not charged, and a context as {} MiB",
+            ledger.uuid(),
+            crate::driver_calls::nvml::why_silent(),
+            ASSUMED_BYTES >> 20
+        )),
     }
     let took =
         after.since(&before, device).filter(|took| (LEAST_BYTES..=MOST_BYTES).contains(took));

@@ -107,3 +107,43 @@ fn a_refused_call_writes_nothing() {
         assert_eq!((value("_total"), value("_sum")), (7, 14), "{outcome:#?}");
     }
 }
+
+/// In a container that may only compute, the driver's own figures do.
+#[test]
+fn without_nvml_an_index_is_that_of_the_only_device() {
+    let stage = Stage::new();
+    for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
+        std::fs::remove_file(stage.driver().join(name)).unwrap();
+    }
+    let half = r#"{"0": "50%"}"#;
+    for (settings, total) in [
+        ([(MEMORY_LIMIT, r#"{"0": "1g"}"#), (VISIBLE, "0")], GIB),
+        ([(MEMORY_LIMIT, r#"{"1": "2g"}"#), (VISIBLE, "1")], 2 * GIB),
+        ([(MEMORY_LIMIT, half), (VISIBLE, "0")], WHOLE / 2),
+    ] {
+        let outcome = of(&stage, "looks.c", &settings).silent();
+        assert_eq!(outcome.value("cuda0_total"), total, "{outcome:#?}");
+    }
+    let said = of(&stage, "stubborn.c", &[(MEMORY_LIMIT, r#"{"0": "1g"}"#), (VISIBLE, "0")]);
+    assert_eq!((said.value("first_error"), said.value("granted")), (2, 0), "{said:#?}");
+    let [line] = said.complaints()[..] else { panic!("{said:#?}") };
+    assert!(line.contains("libnvidia-ml.so.1 is not here"), "{line}");
+    // Which of two is meant nobody tells.
+    let refused = of(&stage, "stubborn.c", &[(MEMORY_LIMIT, r#"{"0": "1g"}"#)]);
+    let [line] = refused.complaints()[..] else { panic!("{refused:#?}") };
+    assert!(line.contains("its index is not known without libnvidia-ml.so.1"), "{line}");
+}
+
+/// As for a GPU that shares the machine's memory.
+#[test]
+fn a_device_of_whose_memory_nvml_says_nothing_is_limited() {
+    let stage = Stage::new();
+    let program = stage.compile("looks.c", "looks", &[]);
+    for (memory, total) in [("1GiB", GIB), ("50%", WHOLE / 2)] {
+        let mut command = stage.run(&["--mem", memory]);
+        command.arg(&program).env("SLUICE_FAKE_NVML_MEMORY", "0");
+        let outcome = outcome(&mut command).silent();
+        assert_eq!(outcome.value("cuda0_total"), total, "{outcome:#?}");
+        assert_eq!(outcome.value("nvml0"), 3, "NOT_SUPPORTED, as without Sluice: {outcome:#?}");
+    }
+}

@@ -26,7 +26,7 @@ pub use error::ConfigError;
 pub use limits::{DeviceIdentity, DeviceSettings, Overruled};
 pub use snapshot::{DEVICE_ORDER, Snapshot, VISIBLE_DEVICES};
 pub use value::{Gates, LogLevel, OnFailure};
-pub use visible::index as visible_index;
+pub use visible::{index as visible_index, only_index};
 
 use ::limits::env;
 use ::limits::units::PPM_ONE;

@@ -317,18 +317,13 @@ impl Rules {
             let DeviceSettings { request, unresolved, .. } = self.decide(device);
             unresolved.is_empty().then(|| request.values())
         };
-        let mut own: Vec<(GpuId, String)> = devices
-            .iter()
-            .filter_map(|device| Some((device, values(device)?)))
-            .filter(|(device, own)| {
-                let of_node = DeviceIdentity { visible_index: device.host_index, ..**device };
-                values(&of_node).as_ref() != Some(own)
-            })
-            .map(|(device, own)| (device.uuid, own))
-            .collect();
-        own.sort();
-        for (uuid, values) in own {
-            text += &format!("\n{uuid}={values}");
+        for device in devices {
+            let of_node = DeviceIdentity { visible_index: device.host_index, ..*device };
+            if let Some(own) = values(device)
+                && values(&of_node).as_ref() != Some(&own)
+            {
+                text += &format!("\n{}={own}", device.uuid);
+            }
         }
         text
     }

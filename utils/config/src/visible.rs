@@ -39,6 +39,19 @@ pub fn index(
     u32::try_from(position).ok()
 }
 
+/// The host's index of the only device that a process sees by `present`, where NVML does not tell it: as it was chosen,
+/// or the first where none was.
+#[must_use]
+pub fn only_index(present: &Snapshot) -> Option<u32> {
+    match present.value(OsStr::new(VISIBLE_DEVICES)) {
+        None => Some(0),
+        Some(list) => match list.to_str()?.split(',').next()?.parse().ok()? {
+            GpuChoice::Index(index) => Some(index),
+            GpuChoice::Beginning(_) => None,
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +78,11 @@ mod tests {
             assert_eq!(count(Some(5), "3,2,1", present), Some(2));
             assert_eq!(count(None, "GPU-5a1ce000-0000-4000-8000-000000000001,3", present), Some(0));
             assert_eq!(count(Some(0), "0,2", present), None, "it was not to be seen");
+        }
+        for (chosen, expected) in
+            [("-", Some(0)), ("1", Some(1)), (" 3 ,1", Some(3)), ("", None), (UUID, None)]
+        {
+            assert_eq!(only_index(&seen(chosen)), expected, "{chosen}");
         }
         // No device was to be seen, so none has a number.
         for present in ["-", "0,1", "1", UUID] {

@@ -82,15 +82,14 @@ impl Request {
         *self == Self::nothing(self.names)
     }
 
-    /// A text that is the same for requests of the same values, by whatever settings.
+    /// A text that is the same for requests of the same memory and share, by whatever settings.
     #[must_use]
     pub fn values(&self) -> String {
         fn value<T: Copy>(named: &Option<Named<T>>) -> Option<T> {
             named.as_ref().map(|named| named.value)
         }
         let memory = (value(&self.memory), value(&self.real));
-        let time = (value(&self.share), value(&self.policy), value(&self.soft));
-        format!("{memory:?} {time:?} {:?} {:?}", value(&self.weight), value(&self.priority))
+        format!("{memory:?} {:?}", (value(&self.share), value(&self.policy), value(&self.soft)))
     }
 
     /// Whether it sets how the session shares with others, which needs a daemon.

@@ -163,9 +163,16 @@ pub(crate) extern "C" fn memory_affinity(
     })
 }
 
+/// Whether this process is told of memory. A GPU that shares the machine's memory does not tell.
+fn check_tells_memory() -> Api {
+    let refuses = std::env::var_os("SLUICE_FAKE_NVML_MEMORY").is_some_and(|value| value == "0");
+    if refuses { Err(NvmlReturn::NOT_SUPPORTED) } else { Ok(()) }
+}
+
 pub(crate) extern "C" fn memory(device: NvmlDevice, to: Out<Memory>) -> NvmlReturn {
     api(|| {
         let index = known(device)?;
+        check_tells_memory()?;
         let state = node()?.lock_reaped();
         let (total, free) = (state.config.memory, state.free_memory(index));
         to.put(Memory { total, free, used: total - free })
@@ -179,6 +186,7 @@ pub(crate) extern "C" fn memory_v2(device: NvmlDevice, to: Out<MemoryV2>) -> Nvm
         if version != MEMORY_V2_VERSION {
             return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
         }
+        check_tells_memory()?;
         let state = node()?.lock_reaped();
         let (total, free) = (state.config.memory, state.free_memory(index));
         to.put(MemoryV2 { version, total, reserved: 0, free, used: total - free })

@@ -341,7 +341,6 @@ fn fingerprints_tell_apart_what_a_visible_index_means() {
     assert!(prints[0] != prints[1] && prints[1] != prints[2] && prints[0] != prints[2]);
     let one = [("CUDA_DEVICE_SM_LIMIT_0", "30")];
     assert_ne!(of(&one, &all), of(&one, &second));
-    assert_eq!(of(&one, &second), of(&one, &[second[1], second[0]]));
     // The same for each device, and what is not meant for one.
     let same = [("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "4096m")];
     assert_eq!(of(&same, &all), of(&same, &second));
