@@ -130,8 +130,8 @@ impl Node {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
         let start = |line: &str| line.split_whitespace().rev().nth(1)?.parse::<u64>().ok();
         let locks = info.ok()?;
-        let locks = locks.lines().filter(|line| line.starts_with("lock:")).filter_map(start);
-        let number = locks.filter(|start| start & !(EXPORTS - 1) == EXPORTS).next_back()?;
+        let mut locks = locks.lines().filter(|line| line.starts_with("lock:")).filter_map(start);
+        let number = locks.rfind(|start| start & !(EXPORTS - 1) == EXPORTS)?;
         let (slot, generation) = ((number ^ EXPORTS) >> 32, number as u32);
         let id = BlockId { slot: slot as u32, generation };
         self.lock().block(id).map(|_| id)

@@ -72,14 +72,14 @@ pub(super) fn own(uid: u32) -> Result<Place, DirectoryError> {
 }
 
 fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
-    let mut taken = None;
+    let mut taken: Option<&Path> = None;
     let mut free = Vec::new();
     for path in places {
         match Folder::open(path) {
             Ok(folder) if folder.uid() == uid => {
                 return Ok(is_at(made_ready(folder, uid)?, taken.map(not_ones_own)));
             }
-            Err(error) if error.is_absent() => free.push(path),
+            Err(error) if error.is_absent() => free.push(path.as_path()),
             _ => taken = taken.or(Some(path)),
         }
     }
@@ -105,20 +105,20 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
     match (taken, unusable) {
         (None, Some(error)) => Err(error.into()),
         (taken, _) => {
-            let path = taken.map_or_else(|| PathBuf::from(ROOT), Clone::clone);
+            let path = taken.unwrap_or(Path::new(ROOT)).to_owned();
             Err(FolderError::Unsafe { path, wanted: wanted(uid), found: found_at(taken) }.into())
         }
     }
 }
 
-fn found_at(taken: Option<&PathBuf>) -> String {
+fn found_at(taken: Option<&Path>) -> String {
     taken.map_or_else(
         || "nothing of the kind".to_owned(),
         |_| "another user's, like all others in which it could be".to_owned(),
     )
 }
 
-fn not_ones_own(taken: &PathBuf) -> String {
+fn not_ones_own(taken: &Path) -> String {
     format!("{} is not this user's", taken.display())
 }
 
