@@ -306,10 +306,23 @@ fn accounting(
     pid: c_uint,
     stats: *mut c_void,
 ) -> NvmlReturn {
-    // SAFETY: the program's own arguments.
-    let original = || unsafe { (call.original)(device, pid, stats) };
-    answered(call.process, device, original, |device| {
-        let ours = seen::members(device.ledger).iter().any(|member| member.pid == pid);
-        if ours { original() } else { NvmlReturn::NOT_FOUND }
-    })
+    // SAFETY: the program's own arguments, or room for more than the 56 bytes of the structure.
+    let original = |stats| unsafe { (call.original)(device, pid, stats) };
+    answered(
+        call.process,
+        device,
+        || original(stats),
+        |device| {
+            let ours = seen::members(device.ledger).iter().any(|member| member.pid == pid);
+            if ours || stats.is_null() {
+                return original(stats);
+            }
+            // An error of the driver's own comes first. What it tells of others is not passed on.
+            let mut not_shown = [0_u64; 16];
+            match original((&raw mut not_shown).cast()) {
+                NvmlReturn::SUCCESS => NvmlReturn::NOT_FOUND,
+                error => error,
+            }
+        },
+    )
 }
