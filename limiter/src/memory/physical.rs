@@ -17,6 +17,7 @@ use super::tracker::{Allocation, Handle};
 use crate::driver_calls;
 use core::ptr;
 use driver::cuda::CuResult;
+use session::layout::MemoryKind;
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -54,11 +55,8 @@ impl Physical {
         let name = pieces.make(Payer::This(device), bytes);
         let gone = pieces.handles.insert(handle, (name, 1));
         // If other memory had this number, its handle was released.
-        let freed =
-            pieces
-                .let_go(gone.into_iter().flat_map(|(name, references)| {
-                    core::iter::repeat_n(name, references as usize)
-                }));
+        let gone = gone.map_or(Vec::new(), |(name, references)| vec![name; references as usize]);
+        let freed = pieces.let_go(gone);
         drop(pieces);
         freed.give_back();
     }
@@ -96,20 +94,17 @@ impl Physical {
         descriptor.and_then(|descriptor| Mark::put(descriptor, old, 0)).unwrap_or(Mark::NONE)
     }
 
-    /// An exported pool has ended. `true`: its memory has not, and is charged as data from now on.
-    pub(super) fn outlives_pool(
-        &self,
-        device: &'static DeviceMemory,
-        bytes: u64,
-        mark: Mark,
-    ) -> bool {
-        let lives = mark.is_held();
-        if lives {
-            self.pieces().outlives(device, bytes, mark);
+    /// An exported pool has ended. If its memory has not, that is charged as data from now on.
+    pub(super) fn outlives_pool(&self, device: &'static DeviceMemory, bytes: u64, mark: Mark) {
+        let mut pieces = self.pieces();
+        if mark.is_held()
+            && let Some(mut opened) = device.ledger.open()
+        {
+            opened.charge(device.ledger.membership().slot(), MemoryKind::Data, bytes);
+            pieces.outlives(device, bytes, mark);
         } else {
             mark.end();
         }
-        lives
     }
 
     /// The mark of a descriptor that the program is about to import.
@@ -215,7 +210,7 @@ impl Physical {
         if let Some(name) = name {
             let mut pieces = self.pieces();
             if result.is_ok() {
-                let freed = pieces.let_go([name]);
+                let freed = pieces.let_go(vec![name]);
                 drop(pieces);
                 freed.give_back();
             } else {
@@ -290,7 +285,7 @@ impl Physical {
         }
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed = pieces.let_go(taken.into_iter().map(|(_, (_, name))| name));
+            let freed = pieces.let_go(taken.into_iter().map(|(_, (_, name))| name).collect());
             drop(pieces);
             freed.give_back();
         } else {
@@ -353,7 +348,8 @@ impl Physical {
         let Some((name, bindings)) = taken else { return result };
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed = pieces.let_go(bindings.into_iter().flat_map(|binding| binding.pieces));
+            let freed =
+                pieces.let_go(bindings.into_iter().flat_map(|binding| binding.pieces).collect());
             drop(pieces);
             freed.give_back();
         } else if let Some(object) = pieces.pieces.get_mut(&name) {
@@ -403,7 +399,7 @@ impl Physical {
         let Some(tiles) = taken else { return result };
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed = pieces.let_go(tiles.into_held());
+            let freed = pieces.let_go(tiles.into_held().collect());
             drop(pieces);
             freed.give_back();
         } else {
@@ -465,7 +461,7 @@ impl Physical {
         if !result.is_ok() {
             pieces.holds.insert(handle, hold);
         } else if hold.opens == 1 {
-            let freed = pieces.let_go([hold.name]);
+            let freed = pieces.let_go(vec![hold.name]);
             drop(pieces);
             freed.give_back();
         }

@@ -119,9 +119,8 @@ impl Pieces {
     }
 
     /// Removes one reference for each of `names`; forgets pieces without references.
-    pub(super) fn let_go(&mut self, names: impl IntoIterator<Item = Name>) -> Freed {
+    pub(super) fn let_go(&mut self, mut names: Vec<Name>) -> Freed {
         let mut freed = Freed::default();
-        let mut names: Vec<Name> = names.into_iter().collect();
         while let Some(name) = names.pop() {
             let Some(piece) = self.pieces.get_mut(&name) else { continue };
             piece.holders = piece.holders.saturating_sub(1);
@@ -189,8 +188,11 @@ impl Pieces {
     /// Memory has outlived what it was charged for, because of what was exported.
     pub(super) fn outlives(&mut self, device: &'static DeviceMemory, bytes: u64, mark: Mark) {
         let name = self.make(Payer::This(device), bytes);
-        self.export(name, |_, _| Some(mark));
-        let _ = self.let_go([name]);
+        mark.leave();
+        if let Some(piece) = self.pieces.get_mut(&name) {
+            (piece.mark, piece.is_orphan) = (Some(mark), true);
+        }
+        self.marked.push(name);
     }
 
     /// What has this mark could not be imported.

@@ -175,12 +175,7 @@ impl Pools {
         } else if let Some(device) = taken.device {
             match taken.mark {
                 Some(mark) => {
-                    if physical.outlives_pool(device, taken.charged, mark)
-                        && let Some(mut opened) = device.ledger.open()
-                    {
-                        let slot = device.ledger.membership().slot();
-                        opened.charge(slot, MemoryKind::Data, taken.charged);
-                    }
+                    physical.outlives_pool(device, taken.charged, mark);
                     device.ledger.release(MemoryKind::Pool, taken.charged);
                 }
                 None => {
