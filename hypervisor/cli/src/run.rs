@@ -1,6 +1,7 @@
 //! `sluice run`
 
 use std::env::{var_os, vars_os};
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +20,7 @@ use super::{
     Error, child, choice, daemon_link, devices, environment, limits, links, profiles, reach, say,
     summary,
 };
+use crate::node::Node;
 use crate::shares::Shares;
 
 /// Runs the program and returns its exit status.
@@ -51,7 +53,8 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         check_is_free(name)?;
     }
     if let Some(share) = &arguments.limits.compute {
-        let mut shares = Shares::now(arguments.daemon.as_deref());
+        let socket = daemon.socket.as_deref().map_or(OsStr::new("none"), Path::as_os_str);
+        let mut shares = Shares::now(Node::here(Some(socket)));
         devices.iter().for_each(|gpu| shares.add(gpu.uuid, (*share).into(), || Some(gpu.index)));
         devices.iter().filter_map(|gpu| shares.line(gpu.uuid)).for_each(|line| say(&line));
     }

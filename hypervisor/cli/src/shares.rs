@@ -1,12 +1,12 @@
 //! Shares of a GPU that add up to more than it has: then no session gets all of its share.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 
 use limits::units::PPM_ONE;
 use limits::{GpuId, Policy};
 use session::SessionSummary;
 
+use crate::Error;
 use crate::node::Node;
 use crate::node::gpus::{Gpus, is_simulated};
 use crate::status::Percent;
@@ -48,9 +48,8 @@ impl Shares {
         shares
     }
 
-    /// The same, now. Nothing where it cannot be seen.
-    pub(crate) fn now(daemon: Option<&OsStr>) -> Self {
-        let node = Node::read(daemon);
+    /// Those of a node that has just been read; none if that failed.
+    pub(crate) fn now(node: Result<Node, Error>) -> Self {
         node.map_or_else(|_| Self::default(), |node| Self::of(&node, &Gpus::default()))
     }
 

@@ -63,7 +63,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
 /// Says where the shares are more than a GPU has, if a share was changed.
 fn tell_of_shares(arguments: &LimitArguments) {
     if arguments.limits.compute.is_some() {
-        Shares::now(arguments.daemon.as_deref()).lines().for_each(|line| say(&line));
+        Shares::now(Node::read(arguments.daemon.as_deref())).lines().for_each(|line| say(&line));
     }
 }
 
