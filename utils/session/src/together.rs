@@ -26,7 +26,7 @@ impl TogetherDevice {
         self.until_ns
             .load(Relaxed)
             .checked_sub(now_ns)
-            .is_some_and(|left| (1..=LASTS_NS).contains(&left))
+            .is_some_and(|left| (1..=LASTS_NS + clock::AHEAD_NS).contains(&left))
     }
 
     /// Collectives since none of the devices was held last.
