@@ -347,7 +347,8 @@ fn expected_end(now: u64, lanes: &LaneList) -> Option<u64> {
 /// Whether what has begun should have been done after so long without progress. Then it waits for what is held in
 /// another stream: it needs no time until the gate opens again.
 fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
-    const LEAST_NS: u64 = 20_000_000;
-    let lasts = |ns: u64| ns.saturating_mul(2).max(LEAST_NS);
+    // Devices that are held together wait for each other all the time.
+    let least_ns = if gate.collectives().set().is_some() { 600_000 } else { 20_000_000 };
+    let lasts = |ns: u64| ns.saturating_mul(2).max(least_ns);
     gate.holds_work() && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
 }
