@@ -179,7 +179,7 @@ fn crates_and_their_licences(job: &Job) -> Outcome {
     let lines: Vec<&str> = config.lines().filter(|line| *line != "    \"MIT\",").collect();
     fs::write(other.path(), lines.join("\n"))?;
     let mut check = Command::new("cargo");
-    check.args(["deny", "--locked", "check", "--config"]).arg(other.path()).arg("licenses");
+    check.args(["deny", "--locked", "--config"]).arg(other.path()).args(["check", "licenses"]);
     job.refused(&mut check, "MIT")
 }
 

@@ -81,7 +81,7 @@ pub(super) fn python_packages(folder: &Path, requirements: &str) -> bool {
 
 pub(super) fn has_libclang(_: &Job) -> bool {
     let found = || {
-        let patterns = "compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' || compgen -G '/usr/lib*/libclang.so*' || compgen -G '/usr/lib/*-linux-gnu/libclang.so*'";
+        let patterns = "compgen -G '/usr/lib/llvm-*/lib/libclang[.-][s0-9]*' || compgen -G '/usr/lib*/libclang.so*' || compgen -G '/usr/lib/*-linux-gnu/libclang.so*'";
         std::env::var_os("LIBCLANG_PATH").is_some()
             || succeeds(Command::new("bash").args(["-c", patterns]))
     };
