@@ -34,7 +34,7 @@ fn wait_for_holder(kill: bool) -> Duration {
         let lease = admission(&client, worker, None, Some(Duration::from_secs(10))).unwrap();
         (lease, Instant::now())
     });
-    thread::sleep(Duration::from_millis(50));
+    thread::sleep(Duration::from_millis(5));
     let since = Instant::now();
     if kill {
         process.kill().unwrap();
