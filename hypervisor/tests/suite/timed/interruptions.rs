@@ -46,14 +46,14 @@ fn wait_for_holder(kill: bool) -> Duration {
     granted.saturating_duration_since(since)
 }
 
-/// It takes 0.2 ms on a quiet machine, and the promise is 50 ms. Where the daemon did not see the death, others would wait
-/// for the grace after a frozen holder's lease. That is what a busy machine is compared with.
+/// It takes 15 ms, for which the device may go on with its work, and the promise is 50 ms. Where the daemon did not see the
+/// death, others would wait for the grace after a frozen holder's lease. That is what a busy machine is compared with.
 #[test]
 fn a_killed_holder_frees_the_device() {
-    let frozen = wait_for_holder(false);
-    let killed = (0..3).map(|_| wait_for_holder(true)).min().unwrap();
+    let longest = |kill| (0..3).map(|_| wait_for_holder(kill)).max().unwrap();
+    let (killed, frozen) = (longest(true), longest(false));
     println!("{killed:?}, frozen {frozen:?}");
-    assert!(killed * 3 < frozen, "{killed:?}, frozen {frozen:?}");
+    assert!(killed * 2 < frozen, "{killed:?}, frozen {frozen:?}");
 }
 
 #[test]
