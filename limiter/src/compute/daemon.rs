@@ -27,6 +27,9 @@ const GRACE: Duration = Duration::from_millis(20);
 const AT_ONCE: Duration = Duration::from_millis(25);
 /// How long a registration may take: it comes before a question.
 const REGISTERED: Duration = Duration::from_millis(15);
+/// What takes longer than any call may was not the daemon's fault: this process was stopped meanwhile (SIGSTOP), or the
+/// machine was.
+const STOOD_STILL: Duration = Duration::from_millis(50);
 /// A daemon that is back answers within less, unless the machine is busy.
 const LEAST_LOOK_NS: u64 = 1_000_000;
 /// How long the own account is used before the daemon is tried again: first, and at most.
@@ -222,7 +225,14 @@ impl Daemon {
         ask: Option<Question>,
         grace: Duration,
     ) -> Result<Decision, Lost> {
-        self.try_exchange(ledger, report, ask, grace).map_err(|error| self.lost(&error.into()))
+        let asked_at = clock::now();
+        let mut answer = self.try_exchange(ledger, report, ask, grace);
+        // It was this process that stood still.
+        let took = Duration::from_nanos(clock::now().saturating_sub(asked_at));
+        if matches!(answer, Err(ClientError::Timeout { .. })) && took > STOOD_STILL {
+            answer = self.try_exchange(ledger, report, ask, grace);
+        }
+        answer.map_err(|error| self.lost(&error.into()))
     }
 
     /// It answers again.

@@ -372,8 +372,7 @@ fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
 /// and not for the process.
 #[test]
 fn who_is_stopped_while_it_holds_the_device_keeps_others_little() {
-    // Beside one that is stopped 11 times a second, what a stop costs is lost each time: 42 to 44 % of 50.
-    for (stopped_ms, runs_ms, least) in [(250, 250, 45.0), (70, 20, 40.0)] {
+    for (stopped_ms, runs_ms) in [(250, 250), (70, 20)] {
         let stage = Stage::new();
         let _daemon = daemon(&stage);
         let tenant = |name, seconds| {
@@ -396,7 +395,7 @@ fn who_is_stopped_while_it_holds_the_device_keeps_others_little() {
         let pauses = victim.json()["pauses"].clone();
         let (percent, busy) = (victim.percent(1000.0), victim.busy);
         println!("{stopped_ms}/{runs_ms}: {percent:.1} %, {pauses}, {busy:?}");
-        assert!(percent >= busy.least(least, 0.0), "{percent:.1} %, {pauses}, {busy:?}");
+        assert!(percent >= busy.least(43.0, 0.0), "{percent:.1} %, {pauses}, {busy:?}");
         // The rest of the longest lease, and the grace.
         let longest_ms = pauses["longest_ms"].as_f64().unwrap();
         assert!(longest_ms <= 150.0, "{stopped_ms}/{runs_ms}: {pauses}");
