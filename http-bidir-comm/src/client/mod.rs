@@ -1,4 +1,4 @@
-//! The calling side; it also handles the tasks that a server gives.
+//! The calling side.
 //!
 //! It is made for a library inside another program's process. It starts no thread and installs no
 //! signal handler. It cannot raise SIGPIPE. It writes nothing to stdout or stderr. It ignores the
@@ -7,13 +7,11 @@
 
 mod error;
 mod socket;
-mod tasks;
 #[cfg(feature = "client-tls")]
 mod tls;
 mod transport;
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +23,6 @@ use ureq::{Agent, Body, RequestBuilder, http};
 
 pub use error::ClientError;
 pub use socket::{Endpoint, Stranger};
-pub use tasks::{Stop, TaskClient, TaskClientSettings, Transport};
 #[cfg(feature = "client-tls")]
 pub use tls::{ClientTlsError, TrustedRoots};
 
@@ -37,7 +34,6 @@ type Response = http::Response<Body>;
 /// How many connections are kept open between calls. More calls at once work, but their surplus
 /// connections are closed afterwards.
 const IDLE_CONNECTIONS: usize = 8;
-const EVENT_STREAM: &str = "text/event-stream";
 const IDLE_AGE: Duration = Duration::from_secs(300);
 
 /// Calls a server and waits for its answer. Connections are made when needed and kept.
@@ -207,42 +203,6 @@ impl BlockingHttpClient {
     /// See [`ClientError`]; never [`ClientError::Refused`].
     pub fn reach(&self, path: &str, timeout: Duration) -> Result<u16, ClientError> {
         self.twice(timeout, |left| Ok(self.send_get(path, left)?.status().as_u16()))
-    }
-
-    /// Gets the stream of events at `path`, after event `last`. The answer has to begin within
-    /// `timeout`, and something has to come every `quiet`.
-    fn stream(
-        &self,
-        path: &str,
-        last: Option<&str>,
-        timeout: Duration,
-        quiet: Duration,
-    ) -> Result<Box<dyn io::Read + Send>, ClientError> {
-        let attempt = |left| {
-            let get = self.authorized(self.agent.get(self.url(path)));
-            let get = get.header("accept", EVENT_STREAM);
-            let get = last.into_iter().fold(get, |get, last| get.header("last-event-id", last));
-            let get = get.config().timeout_connect(Some(left)).timeout_recv_response(Some(left));
-            get.timeout_per_read(Some(quiet)).build().call()
-        };
-        let answer = self.twice(timeout, attempt)?;
-        let status = answer.status().as_u16();
-        if status != 200 {
-            // Without an end to be waited for, a refusal has to be complete within `quiet`.
-            let (status, bytes) = read(answer, BODY_LIMIT)
-                .map_err(|error| error::classify(error, &self.endpoint, quiet))?;
-            return Err(ClientError::Refused { status, message: refusal_text(&bytes) });
-        }
-        if answer.body().mime_type() != Some(EVENT_STREAM) {
-            return Err(self.protocol(format!("the answer to {path} is no stream of events")));
-        }
-        // Each event is bounded by whoever reads them.
-        Ok(Box::new(answer.into_body().into_with_config().limit(u64::MAX).reader()))
-    }
-
-    /// A stream that broke, or of which nothing came for `quiet`.
-    fn broken(&self, error: io::Error, quiet: Duration) -> ClientError {
-        error::classify(error.into(), &self.endpoint, quiet)
     }
 
     fn send_get(&self, path: &str, timeout: Duration) -> Result<Response, ureq::Error> {

@@ -1,9 +1,9 @@
-//! The answering side: serves Poem's routes to callers that wait, and gives tasks to clients.
+//! The answering side: serves Poem's routes to callers that wait for an answer.
 //!
 //! A handler that waits is dropped when its caller goes away or stops waiting. Anything to undo
 //! then belongs in an [`OnDrop`] that lives as long as the wait.
 
-mod authenticate;
+mod bearer_token;
 mod connection_filter;
 mod json;
 mod line;
@@ -12,20 +12,18 @@ mod path_lock;
 mod peer;
 mod prompt_reader;
 mod serve;
-mod tasks;
 mod tcp_listener;
 #[cfg(feature = "server-tls")]
 mod tls;
 mod waiting;
 
-pub use authenticate::{Anyone, Authenticate, BearerToken, Caller, SameUser, WeakToken};
+pub use bearer_token::{BearerToken, WeakToken};
 pub use connection_filter::ConnectionFilter;
 pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body, read_json};
 pub use line::{Line, Lines, Pace};
 pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;
 pub use serve::serve;
-pub use tasks::{Pending, SendError, TaskError, TaskServer, TaskSettings};
 pub use tcp_listener::{BoundedTcpListener, Place};
 #[cfg(feature = "server-tls")]
 pub use tls::{ServerTls, ServerTlsError, TlsListener, TlsStream};

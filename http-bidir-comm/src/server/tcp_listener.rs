@@ -15,8 +15,8 @@ use super::json::ApiError;
 use super::line::{Line, Pace};
 use super::listener::{Listener, PAUSE_AFTER_ERROR};
 
-/// A bound TCP port. It knows its callers by their addresses only, so that its routes need an
-/// [`Authenticate`](super::Authenticate) of their own, and it does not encrypt by itself.
+/// A bound TCP port. It knows its callers by their addresses only, so its routes have to authenticate them, for example by
+/// a [`BearerToken`](super::BearerToken). It does not encrypt by itself.
 #[derive(Debug)]
 pub struct BoundedTcpListener {
     listener: TcpListener,

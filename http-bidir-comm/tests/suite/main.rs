@@ -5,5 +5,4 @@ mod any_bytes;
 mod authority;
 mod client;
 mod round_trip;
-mod tasks;
 mod tls;
