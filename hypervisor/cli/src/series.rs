@@ -190,13 +190,15 @@ pub(crate) struct Series {
     keeps_ended: bool,
     pub(crate) sessions: BTreeMap<Key, Track>,
     pub(crate) devices: BTreeMap<GpuId, VecDeque<DevicePoint>>,
+    /// Index and product name of devices, as people know them.
+    pub(crate) titles: BTreeMap<GpuId, String>,
 }
 
 impl Series {
     /// The last points of what there is now.
     pub(crate) fn last(most: usize) -> Self {
         let (sessions, devices) = (BTreeMap::new(), BTreeMap::new());
-        Self { most, keeps_ended: false, sessions, devices }
+        Self { most, keeps_ended: false, sessions, devices, titles: BTreeMap::new() }
     }
 
     /// All points of all that there ever was.
@@ -217,6 +219,10 @@ impl Series {
             track.add(&row, sample.clock_us, self.most);
         }
         for device in &sample.devices {
+            if let Some(index) = device.index {
+                let product = device.name.as_deref().unwrap_or_default();
+                self.titles.insert(device.uuid, format!("GPU {index}  {product}"));
+            }
             let points = self.devices.entry(device.uuid).or_default();
             points.push_back(point(device));
             if points.len() > self.most {

@@ -1,4 +1,4 @@
-//! The picture: for each device the share, the memory and the waiting of its sessions over time.
+//! The picture: for each device the compute share, the memory and the waiting time of its sessions.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +11,8 @@ use crate::series::{Point, Series, Track};
 const WIDTH: u32 = 960;
 /// The height of one panel.
 const HEIGHT: u32 = 210;
+/// The height of a device's title and legend.
+const HEAD: u32 = 52;
 const GIB: f64 = (1_u64 << 30) as f64;
 const PPM_PER_PERCENT: f64 = 10_000.0;
 /// Colours that are told apart also by those who see red and green as one (Okabe and Ito).
@@ -37,7 +39,7 @@ struct Panel {
 
 const PANELS: [Panel; 3] = [
     Panel {
-        title: "share of the device's time, percent (thin: limit)",
+        title: "GPU time, percent (thin: limit; shaded: frozen)",
         of: |point| Some(f64::from(point.share_ppm?) / PPM_PER_PERCENT),
         limit: |point| Some(f64::from(point.limit_ppm?) / PPM_PER_PERCENT),
         least: 10.0,
@@ -49,7 +51,7 @@ const PANELS: [Panel; 3] = [
         least: 0.25,
     },
     Panel {
-        title: "waiting for the device, percent of the time, all processes added up",
+        title: "waiting for the GPU, percent of the time, sum of all processes",
         of: |point| Some(f64::from(point.waited_ppm?) / PPM_PER_PERCENT),
         limit: |_| None,
         least: 10.0,
@@ -62,8 +64,8 @@ pub(super) fn svg(series: &Series) -> Result<String, String> {
     let count = u32::try_from(devices.len().max(1)).map_err(|error| error.to_string())?;
     let mut text = String::new();
     {
-        let size = (WIDTH, count * HEIGHT * PANELS.len() as u32);
-        let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        let height = HEAD + HEIGHT * PANELS.len() as u32;
+        let root = SVGBackend::with_string(&mut text, (WIDTH, count * height)).into_drawing_area();
         root.fill(&WHITE).map_err(|error| error.to_string())?;
         let areas = root.split_evenly((devices.len().max(1), 1));
         if devices.is_empty() {
@@ -72,22 +74,14 @@ pub(super) fn svg(series: &Series) -> Result<String, String> {
                 .map_err(|error| error.to_string())?;
         }
         for (uuid, area) in devices.iter().zip(&areas) {
-            let tracks: Vec<&Track> = series
-                .sessions
-                .iter()
-                .filter(|(key, _)| key.uuid == Some(*uuid))
-                .map(|(_, track)| track)
-                .collect();
-            for (number, (panel, place)) in
-                PANELS.iter().zip(&area.split_evenly((PANELS.len(), 1))).enumerate()
-            {
-                let title = if number == 0 {
-                    format!("{uuid}: {}", panel.title)
-                } else {
-                    panel.title.to_owned()
-                };
-                draw(place, panel, &title, &tracks, start(series))
-                    .map_err(|error| error.to_string())?;
+            let of_device = series.sessions.iter().filter(|(key, _)| key.uuid == Some(*uuid));
+            let tracks: Vec<&Track> = of_device.map(|(_, track)| track).collect();
+            let (head, panels) = area.split_vertically(HEAD);
+            let title = series.titles.get(uuid).cloned().unwrap_or_else(|| uuid.to_string());
+            let legend = || -> Drawn { draw_head(&head, &title, &tracks) };
+            legend().map_err(|error| error.to_string())?;
+            for (panel, place) in PANELS.iter().zip(&panels.split_evenly((PANELS.len(), 1))) {
+                draw(place, panel, &tracks, start(series)).map_err(|error| error.to_string())?;
             }
         }
         root.present().map_err(|error| error.to_string())?;
@@ -101,20 +95,32 @@ fn start(series: &Series) -> u64 {
     series.sessions.values().filter_map(first).min().unwrap_or(0)
 }
 
-fn draw(
-    area: &Area<'_>,
-    panel: &Panel,
-    title: &str,
-    tracks: &[&Track],
-    start: u64,
-) -> Result<(), Box<dyn std::error::Error>> {
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// The device's title, and the name of each session beside its colour.
+fn draw_head(area: &Area<'_>, title: &str, tracks: &[&Track]) -> Drawn {
+    let style = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
+    area.draw(&Text::new(title.to_owned(), (12, 10), style(16)))?;
+    let mut x = 12;
+    for (track, color) in tracks.iter().zip(COLORS.iter().cycle()) {
+        let name = Shown(&track.name).to_string();
+        let (width, _) = area.estimate_text_size(&name, &style(13))?;
+        let line = vec![(x, 42), (x + 18, 42)];
+        area.draw(&PathElement::new(line, color.stroke_width(3)))?;
+        area.draw(&Text::new(name, (x + 24, 35), style(13)))?;
+        x += 24 + i32::try_from(width)? + 22;
+    }
+    Ok(())
+}
+
+fn draw(area: &Area<'_>, panel: &Panel, tracks: &[&Track], start: u64) -> Drawn {
     let seconds = |point: &Point| point.clock_us.saturating_sub(start) as f64 / 1e6;
     let points = || tracks.iter().flat_map(|track| &track.points);
     let end = points().map(seconds).fold(1.0, f64::max);
     let values = points().flat_map(|point| [(panel.of)(point), (panel.limit)(point)]);
     let most = values.flatten().fold(panel.least, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 15))
+        .caption(panel.title, ("sans-serif", 14))
         .margin(8)
         .x_label_area_size(24)
         .y_label_area_size(44)
@@ -128,29 +134,37 @@ fn draw(
         .x_label_formatter(&|seconds| format!("{seconds:.0} s"))
         .draw()?;
     for (track, color) in tracks.iter().zip(COLORS.iter().cycle()) {
+        for (from, to) in frozen(track, seconds) {
+            let shade = Rectangle::new([(from, 0.0), (to, most)], color.mix(0.12).filled());
+            chart.draw_series([shade])?;
+        }
         // A gap stays a gap.
-        let drawn: Vec<Vec<(f64, f64)>> = runs(track, panel.of, seconds);
-        for (number, run) in drawn.into_iter().enumerate() {
-            let line = chart.draw_series(LineSeries::new(run, color.stroke_width(2)))?;
-            if number == 0 {
-                let color = *color;
-                line.label(Shown(&track.name).to_string()).legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
-                });
-            }
+        for run in runs(track, panel.of, seconds) {
+            chart.draw_series(LineSeries::new(run, color.stroke_width(2)))?;
         }
         for run in runs(track, panel.limit, seconds) {
             chart.draw_series(LineSeries::new(run, color.mix(0.4).stroke_width(1)))?;
         }
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .label_font(("sans-serif", 12))
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.2))
-        .draw()?;
     Ok(())
+}
+
+/// When the session was frozen: from the sample before the first that says so.
+fn frozen(track: &Track, seconds: impl Fn(&Point) -> f64) -> Vec<(f64, f64)> {
+    let points: Vec<&Point> = track.points.iter().collect();
+    let mut spans: Vec<(f64, f64)> = Vec::new();
+    for pair in points.windows(2) {
+        let &[before, point] = pair else { continue };
+        if !point.frozen {
+            continue;
+        }
+        let (from, to) = (seconds(before), seconds(point));
+        match spans.last_mut() {
+            Some(last) if last.1 >= from => last.1 = to,
+            _ => spans.push((from, to)),
+        }
+    }
+    spans
 }
 
 /// The values that follow one another without a gap.
@@ -188,7 +202,7 @@ mod tests {
         }
         let svg = svg(&series).unwrap();
         for words in
-            ["train&lt;1&gt;", "env-1", "memory, GiB", "waiting", "share of the device", "16 s"]
+            ["train&lt;1&gt;", "env-1", "memory, GiB", "waiting", "GPU time, percent", "16 s"]
         {
             assert!(svg.contains(words), "{words}: {svg}");
         }
@@ -199,6 +213,19 @@ mod tests {
     #[test]
     fn nothing_is_drawn_as_nothing() {
         assert!(svg(&Series::all()).unwrap().contains("no session used a device"));
+    }
+
+    #[test]
+    fn times_in_which_a_session_was_frozen_are_shaded() {
+        let mut series = Series::all();
+        for second in 1..10 {
+            let mut train = session("train", compute(50, second * 480_000, 0), memory(1, 2));
+            train.frozen = (4..6).contains(&second);
+            series.add(&sample(second, vec![train]));
+        }
+        let track = series.sessions.values().next().unwrap();
+        assert_eq!(frozen(track, |point| point.clock_us as f64 / 1e6), [(3.0, 5.0)]);
+        assert!(svg(&series).unwrap().contains("opacity=\"0.12\""));
     }
 
     #[test]

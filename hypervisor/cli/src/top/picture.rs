@@ -73,18 +73,68 @@ fn draw(text: &mut String, run: &[Cell], x: usize, y: usize) {
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{HEIGHT}\" fill=\"{background}\"/>"
         );
     }
-    let content: String = run.iter().map(Cell::symbol).collect();
-    if content.trim().is_empty() {
-        return;
+    // Fonts disagree about the width of block elements and of blanks, so neither is left to them.
+    for (start, word) in words(run) {
+        let x = x + start * WIDTH;
+        if let Some(block) = word.first().and_then(block) {
+            for at in 0..word.len() {
+                block.draw(text, x + at * WIDTH, y, color);
+            }
+            continue;
+        }
+        let content: String = word.iter().map(Cell::symbol).collect();
+        let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let weight = if bold { " font-weight=\"bold\"" } else { "" };
+        let _ = writeln!(
+            text,
+            "<text x=\"{x}\" y=\"{}\" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\" \
+             fill=\"{color}\"{weight}>{content}</text>",
+            y + BASE,
+            word.len() * WIDTH
+        );
     }
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let weight = if bold { " font-weight=\"bold\"" } else { "" };
-    let _ = writeln!(
-        text,
-        "<text x=\"{x}\" y=\"{}\" textLength=\"{width}\" lengthAdjust=\"spacingAndGlyphs\" \
-         fill=\"{color}\"{weight}>{content}</text>",
-        y + BASE
-    );
+}
+
+/// The parts between blanks, with their columns. A block element is never together with text or another one.
+fn words(run: &[Cell]) -> impl Iterator<Item = (usize, &[Cell])> {
+    let parts = run.chunk_by(|a, b| {
+        let blank = |cell: &Cell| cell.symbol() == " ";
+        blank(a) == blank(b) && block(a) == block(b)
+    });
+    let mut at = 0;
+    let placed = parts.map(move |part| {
+        at += part.len();
+        (at - part.len(), part)
+    });
+    placed.filter(|(_, part)| part.first().is_some_and(|cell| cell.symbol() != " "))
+}
+
+/// The part of a cell that a block element fills, in eighths.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Block {
+    wide: usize,
+    high: usize,
+}
+
+impl Block {
+    /// It stands on the cell's floor, at its left side.
+    fn draw(self, text: &mut String, x: usize, y: usize, color: &str) {
+        let (width, height) = (WIDTH * self.wide / 8, (HEIGHT * self.high / 8).max(1));
+        let _ = writeln!(
+            text,
+            "<rect x=\"{x}\" y=\"{}\" width=\"{width}\" height=\"{height}\" fill=\"{color}\"/>",
+            y + HEIGHT - height
+        );
+    }
+}
+
+fn block(cell: &Cell) -> Option<Block> {
+    let eighths = |from: u32, code: u32| usize::try_from(code.abs_diff(from)).unwrap_or(8);
+    match u32::from(cell.symbol().chars().next()?) {
+        code @ 0x2581..=0x2588 => Some(Block { wide: 8, high: eighths(0x2580, code) }),
+        code @ 0x2589..=0x258f => Some(Block { wide: eighths(0x2590, code), high: 8 }),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -104,5 +154,18 @@ mod tests {
         assert!(svg.contains("font-weight=\"bold\">cd</text>"), "{svg}");
         assert_eq!(svg.matches("<text").count(), 3);
         assert_eq!(svg.matches("<rect").count(), 2);
+    }
+
+    #[test]
+    fn blocks_are_drawn_and_words_stand_in_their_columns() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 8, 1));
+        buffer.set_string(0, 0, "a  \u{2588}\u{258c} b", Style::new());
+        let svg = svg(&buffer);
+        assert!(!svg.contains(['\u{2588}', '\u{258c}']), "{svg}");
+        for (at, width) in [(3, 8), (4, 4)] {
+            let x = MARGIN + at * WIDTH;
+            assert!(svg.contains(&format!("<rect x=\"{x}\" y=\"10\" width=\"{width}\"")), "{svg}");
+        }
+        assert!(svg.contains(&format!("<text x=\"{}\"", MARGIN + 6 * WIDTH)), "{svg}");
     }
 }
