@@ -5,42 +5,42 @@ use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
 const INTRODUCTION: &str = "\
 # Environment variables
 
-The limiter reads these. The native variables come first; the others are those of earlier systems,
-so that an existing deployment works by replacing its library.
+The limiter reads these variables. The native variables come first; the others are those of earlier systems, so that an
+existing deployment works when only its library is replaced.
 
-* Who decides: in a session of `sluice run` the variables count as `sluice run` found or set them. What a process of
-  the session says otherwise is not honoured, and one line names it. Where the library is only preloaded, the variables
-  count as they were when it was loaded into the process; whoever controls them then controls the limits
-  ([operations.md](operations.md)). `SLUICE_LOG` and its relatives are always the process's own.
-* An empty variable counts as unset. A value that cannot be read is an error that names the variable,
-  the value and the accepted form; it never means \"unlimited\".
-* An object without a device and an index where none is read are refused: they would limit nothing.
-* Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
-  1024, `KB` to `TB` in 1000. A size that ends in `%` is that part of the device's memory, as NVML shows it
-  on the host; where the device's size cannot be found out, the limit is refused, not dropped. Below 1 MiB
-  a size needs its suffix (`512KiB`, `8B`): a small number without one is a suffix forgotten.
-* A GPU is named by its index, or by its UUID as `nvidia-smi -L` prints it, in any case: `GPU-…`, or `MIG-…`
-  for a slice of one.
-* `NAME[_<i>]` holds for one device with the index and for every device without it.
-* Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs
-  (native), VGPU-Controller, libvgpu, vcuda-hook, tensor-fusion, KAI Scheduler. Within one system a GPU UUID comes before an index, and an
-  index before a value for every device. Of the other settings, the upper row of this table holds. What
-  is overruled is named in the effective configuration, which is logged at level `info`.
+* In a session of `sluice run`, the variables have the values that `sluice run` found or set. If a process of the session
+  changes a variable, the change has no effect, and one line names the variable. If the library is only preloaded, the
+  variables have the values of the moment at which the process loaded it: whoever sets them sets the limits
+  ([operations.md](operations.md)). `SLUICE_LOG` and the other log variables always come from the process itself.
+* An empty variable counts as unset. A value that cannot be parsed is an error that names the variable, the value and the
+  accepted form; such a value never means \"unlimited\".
+* A JSON object without a device is refused, and so is an index on a variable that takes none: both would limit nothing.
+* Sizes are bytes, or a number with a suffix in upper or lower case: `k`, `m`, `g`, `t` and `KiB` to `TiB` are powers of
+  1024, `KB` to `TB` powers of 1000. A size that ends in `%` is a percentage of the device's memory as NVML shows it on
+  the host; if the device's size is unknown, the limit is refused, not ignored. A size below 1 MiB needs its suffix
+  (`512KiB`, `8B`), because a small number without one is probably a mistake.
+* A GPU is named by its index, or by its UUID as `nvidia-smi -L` prints it, in upper or lower case: `GPU-…`, or `MIG-…`
+  for a MIG slice.
+* `NAME[_<i>]`: with the index the variable applies to one device, without it to every device.
+* If several variables set a limit for the same device, the order of the systems decides: Sluice and vgpu.rs (native),
+  VGPU-Controller, libvgpu, vcuda-hook, tensor-fusion, KAI Scheduler. Within one system, a GPU UUID comes before an index,
+  and an index before a value for every device. For other settings, the upper row of the table below decides. The
+  effective configuration, logged at level `info`, names the variables that were overruled.
 
 ## Which GPU an index means
 
-Each variable counts as its own system does; the table says which of the two:
+Each variable counts GPUs as its own system does. The column \"index\" of the table says which way that is:
 
-* *host*: as `nvidia-smi -L` lists the GPUs, whatever `CUDA_VISIBLE_DEVICES` says. In a container these are the
-  container's GPUs. `--device` counts like that, too.
-* *visible*: as CUDA counts them in the process, by `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` as they were when the
-  limits were decided. So `CUDA_DEVICE_MEMORY_LIMIT_0` is for another GPU in a process that sees another one first, and
-  processes to which the same variables give other limits do not share a session. A later choice of devices moves no
-  limit to another device.
+* *host*: as `nvidia-smi -L` lists the GPUs, regardless of `CUDA_VISIBLE_DEVICES`. In a container these are the
+  container's GPUs. `--device` counts the same way.
+* *visible*: as CUDA counts the GPUs in the process, by the values that `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` had
+  when the limits were decided. `CUDA_DEVICE_MEMORY_LIMIT_0` therefore applies to the first GPU that the process sees.
+  Processes that get different limits from the same variables do not share a session. If a process chooses other devices
+  later, no limit moves to another device.
 
-Limits of one kind (memory, share) that are all for GPUs which a process does not see would limit nothing: its CUDA calls
-fail, and a line says which GPUs it sees. With `CUDA_VISIBLE_DEVICES=1` that is so for `{\"0\": 1073741824}`. A limit for a GPU
-that the node does not have is named in a line. NVML shows other GPUs than those that the limits are for as they are.
+If none of the limits of one kind (memory limit or compute share) is for a GPU that the process sees, its CUDA calls
+fail, and a line says which GPUs it sees. An example is `{\"0\": 1073741824}` with `CUDA_VISIBLE_DEVICES=1`. A limit for a
+GPU that the node does not have is named in a line. NVML shows GPUs without a limit unchanged.
 
 ## The variables
 

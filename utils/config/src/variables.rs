@@ -143,7 +143,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryLimit,
             F::Size,
             I::Host,
-            "memory limit of one device, or without index of every device",
+            "memory limit of one device, or without an index of every device",
         ),
         row(
             "CUDA_DEVICE_MEMORY_LIMIT",
@@ -151,7 +151,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryLimit,
             F::SizeOrNoLimit,
             I::Visible,
-            "memory limit of one device, or without index of every device; 0 for one device leaves the limit of all",
+            "memory limit of one device, or without an index of every device; 0 for one device has no effect: the value without an index applies",
         ),
         row(
             "VCUDA_MEMORY_LIMIT",
@@ -191,7 +191,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryReal,
             F::SizesByDevice,
             I::Host,
-            "how much of the memory limit may be on the device; what is allocated beyond it is placed on the host",
+            "how much of the memory limit may be on the device; allocations beyond it are placed on the host",
         ),
         row(
             "CUDA_MEM_RATIO",
@@ -199,7 +199,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryRatio,
             F::Ratio,
             I::Host,
-            "above 1: the memory limit divided by it is what may be on the device; the rest of the limit is placed on the host",
+            "if above 1: the memory limit divided by this ratio may be on the device; allocations beyond it are placed on the host",
         ),
         row(
             "CUDA_MEM_OVERSOLD",
@@ -207,7 +207,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryOversold,
             F::Flag,
             I::Host,
-            "`true`: the memory limit may be larger than the device; what is allocated beyond the device's size is placed on the host",
+            "`true`: the memory limit may exceed the device's size; allocations beyond the device's size are placed on the host",
         ),
         row(
             "CUDA_OVERSUBSCRIBE",
@@ -215,7 +215,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::MemoryOversold,
             F::Flag,
             I::None,
-            "as CUDA_MEM_OVERSOLD, for every device",
+            "the same as CUDA_MEM_OVERSOLD, for every device",
         ),
         row(
             env::COMPUTE_LIMIT,
@@ -223,7 +223,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputeLimit,
             F::PercentsByDevice,
             I::Host,
-            "share of each device's time",
+            "compute share on each device",
         ),
         row(
             "CUDA_CORE_LIMIT",
@@ -231,7 +231,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputeLimit,
             F::Percent,
             I::Host,
-            "share of one device's time, or without index of every device's",
+            "compute share on one device, or without an index on every device",
         ),
         row(
             "CUDA_DEVICE_SM_LIMIT",
@@ -239,7 +239,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputeLimit,
             F::PercentOrNoLimit,
             I::Visible,
-            "share of one device's time, or without index of every device's; 100 for one device lifts the limit of all, 0 leaves it",
+            "compute share on one device, or without an index on every device; for one device, 100 removes the compute limit, and 0 has no effect: the value without an index applies",
         ),
         row(
             "TF_CUDA_SM_PERCENT_LIMIT",
@@ -247,7 +247,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputeLimit,
             F::PercentOrNoLimit,
             I::None,
-            "share of every device's time",
+            "compute share on every device",
         ),
         row(
             env::POLICY,
@@ -255,7 +255,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputePolicy,
             F::Policy,
             I::None,
-            "how the share is meant: `fixed` (default), never above it; `balance`, guaranteed, and idle time on top; `none`, no compute limit",
+            "policy for the compute share: `fixed` (default), the session never gets more; `balance`, the share is guaranteed, and idle time is added; `none`, no compute limit",
         ),
         row(
             "GPU_CORE_UTILIZATION_POLICY",
@@ -263,7 +263,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ComputePolicy,
             F::UtilizationPolicy,
             I::None,
-            "for CUDA_DEVICE_SM_LIMIT: `force` is policy `fixed`; `default` is `balance`, because only `force` promises there that a program that is alone is held to its share; `disable` lifts the share",
+            "policy for CUDA_DEVICE_SM_LIMIT: `force` means `fixed`; `default` means `balance`, because in libvgpu only `force` limits a program that has the device to itself; `disable` removes the compute limit",
         ),
         row(
             env::SOFT_LIMIT,
@@ -271,7 +271,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::SoftLimit,
             F::PercentsByDevice,
             I::Host,
-            "policy `balance`: the part of each device's time that is never exceeded, at least the share; implies the policy",
+            "burst limit on each device, at least the compute share; implies policy `balance`",
         ),
         row(
             "CUDA_CORE_SOFT_LIMIT",
@@ -279,7 +279,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::SoftLimit,
             F::Percent,
             I::Host,
-            "the same for one device, or without index for every device: CUDA_CORE_LIMIT is guaranteed then, and idle time may be used up to the soft limit, because that system scales a program between the two by what is left on the device",
+            "burst limit on one device, or without an index on every device: CUDA_CORE_LIMIT is then guaranteed, and idle time may be used up to the burst limit, as VGPU-Controller scales a program between the two values",
         ),
         row(
             env::WEIGHT,
@@ -287,7 +287,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Weight,
             F::Weight,
             I::None,
-            "policy `balance`: the part of idle time in relation to other sessions' (default: the share in percent, rounded up)",
+            "policy `balance`: weight for dividing idle time among sessions (default: the compute share in percent, rounded up)",
         ),
         row(
             env::PRIORITY,
@@ -295,7 +295,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Priority,
             F::PriorityName,
             I::None,
-            "`low`: runs in what sessions of `high` priority (default) leave, apart from a small part that keeps it from starving",
+            "`low`: the session gets the GPU time that sessions of `high` priority (default) leave, and a small part that keeps it from starving",
         ),
         row(
             "CUDA_TASK_PRIORITY",
@@ -303,7 +303,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Priority,
             F::PriorityNumber,
             I::None,
-            "the same as a number",
+            "the same as SLUICE_PRIORITY, as a number",
         ),
         row(
             env::ON_FAILURE,
@@ -311,7 +311,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::OnFailure,
             F::OnFailure,
             I::None,
-            "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass; what cannot be read is refused either way",
+            "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass without limits; a value that cannot be parsed is refused in both cases",
         ),
         row(
             env::GATES,
@@ -319,7 +319,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Gates,
             F::Gates,
             I::None,
-            "where work waits while another session has the device: `stream` (default, and `auto` is the same), in its stream, so that the program goes on launching; `thread`, in the thread that launches it",
+            "where a launch waits while another session has the device: `stream` (default; `auto` is the same), in its stream, so that the program can launch more; `thread`, in the launching thread",
         ),
         row(
             env::SESSION_DIR,
@@ -327,7 +327,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::SessionDir,
             F::AbsolutePath,
             I::None,
-            "directory of the session whose limits a process shares, made by `sluice run`; a limiter that is loaded by a session's own link belongs to that session, whatever stands here",
+            "directory of the session whose limits the process shares, created by `sluice run`; ignored if the limiter was loaded through a session's own link: the process then belongs to that session",
         ),
         row(
             env::DAEMON_SOCKET,
@@ -335,7 +335,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::DaemonSocket,
             F::Socket,
             I::None,
-            "socket of the daemon; unset: with the library only preloaded the node's, where it is to be seen; `none`: each session keeps its own account",
+            "socket of the daemon; if unset, programs that only preload the library use a default socket that they can see; `none`: each session keeps its own account",
         ),
         row(
             "HYPERVISOR_IP",
@@ -343,7 +343,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::DaemonHost,
             F::Host,
             I::None,
-            "where the daemon can be read over TCP, with HYPERVISOR_PORT: for `sluice`; a limited program uses the daemon's socket",
+            "host of a daemon that `sluice` reads over TCP, with HYPERVISOR_PORT; a limited program uses the daemon's socket instead",
         ),
         row(
             "HYPERVISOR_PORT",
@@ -351,7 +351,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::DaemonPort,
             F::Port,
             I::None,
-            "where the daemon can be read over TCP, with HYPERVISOR_IP",
+            "port of a daemon that `sluice` reads over TCP, with HYPERVISOR_IP",
         ),
         row(
             "VGPU_POD_UID",
@@ -359,7 +359,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::PodUid,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "POD_NAMESPACE",
@@ -367,7 +367,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::PodNamespace,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "VGPU_POD_NAMESPACE",
@@ -375,7 +375,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::PodNamespace,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "POD_NAME",
@@ -383,7 +383,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::PodName,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "VGPU_POD_NAME",
@@ -391,7 +391,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::PodName,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "CONTAINER_NAME",
@@ -399,7 +399,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ContainerName,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "VGPU_CONTAINER_NAME",
@@ -407,7 +407,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ContainerName,
             F::Text,
             I::None,
-            "identity hint, never trusted by itself",
+            "helps to tell sessions apart; not trusted as an identity",
         ),
         row(
             "ENABLE_CUDA_HOOKS",
@@ -415,7 +415,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::CudaHooks,
             F::Flag,
             I::None,
-            "`false` leaves CUDA alone; honoured only without a session and without a daemon",
+            "`false`: CUDA calls are not handled; honoured only without a session and without a daemon",
         ),
         row(
             "ENABLE_NVML_HOOKS",
@@ -423,7 +423,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::NvmlHooks,
             F::Flag,
             I::None,
-            "`false` leaves NVML alone; honoured only without a session and without a daemon",
+            "`false`: NVML calls are not handled; honoured only without a session and without a daemon",
         ),
         row(
             "CUDA_DISABLE_CONTROL",
@@ -431,7 +431,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::ControlDisabled,
             F::Flag,
             I::None,
-            "`true` lifts all limits; honoured only without a session and without a daemon",
+            "`true`: removes all limits; honoured only without a session and without a daemon",
         ),
         row(
             env::LOG,
@@ -439,7 +439,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogName,
             I::None,
-            "how much the limiter logs (default `off`: only what goes wrong)",
+            "log level of the limiter (default `off`: errors only)",
         ),
         row(
             "VCUDA_LOG_LEVEL",
@@ -447,7 +447,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogName,
             I::None,
-            "how much the limiter logs",
+            "log level of the limiter",
         ),
         row(
             "LIBCUDA_LOG_LEVEL",
@@ -455,7 +455,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogLibvgpu,
             I::None,
-            "how much the limiter logs: 0 errors, 1 and 2 warnings, 3 infos, 4 and above debugging",
+            "log level of the limiter: 0 error, 1 and 2 warn, 3 info, 4 and above debug",
         ),
         row(
             "LOGGER_LEVEL",
@@ -463,7 +463,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogVgpuController,
             I::None,
-            "how much the limiter logs: 0 and 1 errors, 2 warnings, 3 infos, 4 debugging, 5 each call, as its later releases number them",
+            "log level of the limiter, as later releases of VGPU-Controller number them: 0 and 1 error, 2 warn, 3 info, 4 debug, 5 every call",
         ),
         row(
             env::LOG_FILE,
@@ -471,7 +471,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::LogFile,
             F::AbsolutePath,
             I::None,
-            "the file to which the limiter adds its lines instead of standard error; where it cannot, standard error",
+            "file to which the limiter appends its log; if it cannot be written, the log goes to standard error",
         ),
         row(
             "GPU_DEVICES_UUID",
@@ -479,7 +479,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Ignored,
             F::Uuids,
             I::None,
-            "the devices of the container; the driver tells them itself",
+            "devices of the container; the limiter gets them from the driver",
         ),
         row(
             "MANAGER_VISIBLE_DEVICES",
@@ -487,7 +487,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Ignored,
             F::Uuids,
             I::None,
-            "the devices of the container; the driver tells them itself",
+            "devices of the container; the limiter gets them from the driver",
         ),
         row(
             "ENV_COMPATIBILITY_MODE",
@@ -495,7 +495,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Ignored,
             F::CompatibilityMode,
             I::None,
-            "how processes of a container are found; not needed here",
+            "how VGPU-Controller finds a container's processes; not needed here",
         ),
         row(
             "MANAGER_COMPATIBILITY_MODE",
@@ -503,7 +503,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Ignored,
             F::CompatibilityMode,
             I::None,
-            "how processes of a container are found; not needed here",
+            "how VGPU-Controller finds a container's processes; not needed here",
         ),
         row(
             "CUDA_DEVICE_MEMORY_SHARED_CACHE",
@@ -511,7 +511,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Ignored,
             F::AbsolutePath,
             I::None,
-            "file that processes share; the session's pages take its place",
+            "file that processes share; the session pages replace it",
         ),
         row(
             "TF_PATH",
@@ -519,7 +519,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: appended to PATH",
+            "read by libadd_path.so, which appends it to PATH",
         ),
         row(
             "TF_LD_PRELOAD",
@@ -527,7 +527,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: appended to LD_PRELOAD",
+            "read by libadd_path.so, which appends it to LD_PRELOAD",
         ),
         row(
             "TF_LD_LIBRARY_PATH",
@@ -535,7 +535,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: appended to LD_LIBRARY_PATH",
+            "read by libadd_path.so, which appends it to LD_LIBRARY_PATH",
         ),
         row(
             "TF_PREPEND_PATH",
@@ -543,7 +543,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: put before PATH",
+            "read by libadd_path.so, which puts it before PATH",
         ),
         row(
             "TF_PREPEND_LD_PRELOAD",
@@ -551,7 +551,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: put before LD_PRELOAD",
+            "read by libadd_path.so, which puts it before LD_PRELOAD",
         ),
         row(
             "TF_PREPEND_LD_LIBRARY_PATH",
@@ -559,7 +559,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::AddPath,
             F::Text,
             I::None,
-            "read by libadd_path.so: put before LD_LIBRARY_PATH",
+            "read by libadd_path.so, which puts it before LD_LIBRARY_PATH",
         ),
     ]
 };
