@@ -64,15 +64,15 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
     let daemon = Daemon::start_by(&mut command, &socket);
     let open = || fs::read_dir(format!("/proc/{}/fd", daemon.process.id())).unwrap().count();
     let client = daemon.client();
-    // These take two: a connection and a watched process.
+    // These take two: a connection, which is closed if a slow machine leaves it idle for long, and a watched process.
     let worker = register(&client, "a", 500_000).unwrap();
     for _ in 0..3 {
         let start = Instant::now();
         let (mut served, refusals) = loop {
             let (served, refusals) = flood(&socket, FILES + MOST);
-            assert!(served.len() <= MOST - 2, "{} are served", served.len());
+            assert!(served.len() < MOST, "{} are served", served.len());
             // The daemon may not have noticed yet that the last round's connections are gone.
-            if served.len() == MOST - 2 {
+            if served.len() >= MOST - 2 {
                 break (served, refusals);
             }
             assert!(start.elapsed() < PATIENCE, "{} are served", served.len());
