@@ -65,7 +65,7 @@ enum Command {
         #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Report)]
         unknown_processes: Policy,
         /// The driver's NVML, by which GPUs are observed, or 'none' [default: libnvidia-ml.so.1, where the loader finds
-        /// it]
+        /// it]. For the simulated GPU: libfake_nvml.so, which is installed beside libcuda_limiter.so
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
         /// What to tell on stderr: off, error, warn, info, debug or trace
