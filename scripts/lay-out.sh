@@ -57,7 +57,7 @@ done
 
 documents=$tree/share/doc/sluice
 mkdir -p -- "$documents/examples"
-install -m 644 -- "$here"/{LICENSE,README.md} "$documents"
+install -m 644 -- "$here"/{LICENSE,README.md,CHANGELOG.md} "$documents"
 cp -R -- "$here/docs" "$documents/docs"
 # Results and pictures are ten times as large as the rest.
 rm -rf -- "$documents"/docs/{measurements,pictures}

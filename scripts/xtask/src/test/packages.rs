@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const MADE: &str = "packages are made";
-const INPUTS: [&str; 17] = [
+const INPUTS: [&str; 18] = [
     "Cargo.toml",
     "Cargo.lock",
     "rust-toolchain.toml",
+    "CHANGELOG.md",
     "deploy",
     "LICENSE",
     "deny.toml",
@@ -103,7 +104,8 @@ fn packages_hold_the_same(job: &Job) -> Outcome {
         dpkg-deb -x "$deb" "$folder/deb"
         rpm2archive - <"$rpm" | tar -xz -C "$folder/rpm"
         tar -xzf "$archive" -C "$folder/of-archive" --strip-components 1
-        rm "$folder"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$folder"/of-archive/{install.sh,after-removal}
+        zcat "$folder/deb/usr/share/doc/sluice/changelog.gz" | cmp - CHANGELOG.md
+        rm "$folder"/deb/usr/share/doc/sluice/{copyright,changelog.gz,changelog.Debian.gz} "$folder"/of-archive/{install.sh,after-removal}
         mv "$folder/deb/usr" "$folder/of-deb"
         mv "$folder/rpm/usr" "$folder/of-rpm"
         for other in of-rpm of-archive; do

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Builds what is shipped and puts into target/packages: a .deb, an .rpm, an archive that runs from any folder, an image
-/// with the daemon and the libraries, an archive of each library, a bill of materials (CycloneDX), and SHA256SUMS.
-/// Needs dpkg-deb and rpmbuild. The same commit makes the same bytes with the same tools, the same source of Rust's
+/// Builds what is shipped and puts into target/packages: a .deb, an .rpm, an archive that runs from any folder, an
+/// image with the daemon and the libraries, an archive of each library, a bill of materials (CycloneDX), and SHA256SUMS.
+/// Needs dpkg-deb, rpmbuild and python3. The same commit makes the same bytes with the same tools, the same source of Rust's
 /// standard library or none, and for the image the same glibc of Debian.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -25,6 +25,8 @@ pub(crate) struct Arguments {
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+const MAINTAINER: &str = env!("CARGO_PKG_AUTHORS");
+const HOMEPAGE: &str = env!("CARGO_PKG_HOMEPAGE");
 
 /// The image has the glibc of this suite of Debian.
 const IMAGE_SUITE: &str = "bookworm";
@@ -44,6 +46,9 @@ pub(crate) fn make(arguments: &Arguments, target: &Path) -> Result<(), Error> {
     build_release::tools(target)?;
     if arguments.tools {
         return Ok(());
+    }
+    if !fs::read_to_string("CHANGELOG.md")?.contains(&format!("\n## [{VERSION}] - ")) {
+        return Err(Error::Wrong(format!("CHANGELOG.md lacks a section for {VERSION}")));
     }
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // A package is as old as its commit.
@@ -120,6 +125,29 @@ impl Making {
         self.usr.join("share/doc/sluice")
     }
 
+    /// A file of deploy/packages with its placeholders filled in; `margin` begins the description's further lines.
+    fn fill(&self, template: &str, margin: &str) -> Result<String, Error> {
+        let about = fs::read_to_string("deploy/packages/description")?;
+        let (summary, description) = about.split_once("\n\n").unwrap_or_default();
+        let description = description.trim_end().replace('\n', &format!("\n{margin}"));
+        let date = self.date("+%a %b %d %Y")?;
+        let text = fs::read_to_string(Path::new("deploy/packages").join(template))?;
+        let values = [
+            ("@VERSION@", VERSION),
+            ("@MAINTAINER@", MAINTAINER),
+            ("@HOMEPAGE@", HOMEPAGE),
+            ("@SUMMARY@", summary),
+            ("@DESCRIPTION@", &description),
+            ("@DATE@", &date),
+        ];
+        Ok(values.iter().fold(text, |text, (name, value)| text.replace(name, value)))
+    }
+
+    /// The commit's date, as `date` formats it.
+    fn date(&self, format: &str) -> Result<String, Error> {
+        Ok(output(self.command("date -u -d").arg(format!("@{}", self.epoch)).arg(format))?)
+    }
+
     fn bill_of_materials(&self) -> Result<(), Error> {
         let (bill, documents) =
             (self.out.join(format!("{}.cdx.json", self.name)), self.documents());
@@ -162,18 +190,18 @@ impl Making {
         run(self.command("install -m 644 deploy/packages/copyright").arg(&documents))?;
         let scripts = "deploy/packages/postinst deploy/packages/prerm deploy/packages/postrm";
         run(self.command(&format!("install -m 755 {scripts}")).arg(deb.join("DEBIAN")))?;
-        let control = fs::read_to_string("deploy/packages/control")?;
-        let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
-        let date = output(self.command("date -u -R -d").arg(format!("@{}", self.epoch)))?;
+        let date = self.date("-R")?;
         let changes = format!(
-            "sluice ({VERSION}-1) unstable; urgency=medium\n\n  * See the repository for what has changed.\n\n -- {}  {date}\n",
-            maintainer.unwrap_or_default()
+            "sluice ({VERSION}-1) unstable; urgency=medium\n\n  * Release {VERSION}. Its changes are in changelog.gz.\n\n -- {MAINTAINER}  {date}\n"
         );
         fs::write(documents.join("changelog.Debian"), changes)?;
-        run(self.command("gzip -9 --no-name").arg(documents.join("changelog.Debian")))?;
+        fs::copy("CHANGELOG.md", documents.join("changelog"))?;
+        for file in ["changelog", "changelog.Debian"] {
+            run(self.command("gzip -9 --no-name").arg(documents.join(file)))?;
+        }
         let size = output(self.command("du -sk --apparent-size").arg(deb.join("usr")))?;
-        let control = control
-            .replace("@VERSION@", VERSION)
+        let control = self
+            .fill("control", " ")?
             .replace("@ARCHITECTURE@", self.arch.debian)
             .replace("@KIB@", size.split('\t').next().unwrap_or_default());
         fs::write(deb.join("DEBIAN/control"), control)?;
@@ -189,6 +217,8 @@ impl Making {
     fn rpm(&self) -> Result<(), Error> {
         println!("== .rpm");
         let (out, stage) = (self.out.display(), self.stage.display());
+        let spec = self.stage.join("sluice.spec");
+        fs::write(&spec, self.fill("sluice.spec", "")?)?;
         let mut build = self.command("rpmbuild -bb --quiet --target");
         build.arg(format!("{}-linux", self.arch.name));
         for definition in [
@@ -200,13 +230,12 @@ impl Making {
             "use_source_date_epoch_as_buildtime 1".to_owned(),
             "clamp_mtime_to_source_date_epoch 1".to_owned(),
             "build_mtime_policy clamp_to_source_date_epoch".to_owned(),
-            format!("number {VERSION}"),
             format!("tree {stage}"),
             format!("scripts {}/deploy/packages", env::current_dir()?.display()),
         ] {
             build.arg("--define").arg(definition);
         }
-        Ok(run(build.arg("deploy/packages/sluice.spec"))?)
+        Ok(run(build.arg(spec))?)
     }
 
     fn image(&self) -> Result<(), Error> {
