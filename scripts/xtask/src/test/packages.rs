@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const MADE: &str = "packages are made";
-const INPUTS: [&str; 18] = [
+const INPUTS: [&str; 19] = [
     "Cargo.toml",
     "Cargo.lock",
     "rust-toolchain.toml",
@@ -27,6 +27,7 @@ const INPUTS: [&str; 18] = [
     "scripts/xtask/src/tools/debian.rs",
     "scripts/oci-image.py",
     "scripts/third-party.py",
+    "scripts/wheel.py",
     "scripts/xtask/src/test/packages.rs",
 ];
 
@@ -58,6 +59,7 @@ pub(super) fn table(table: &mut Vec<Check>) {
         check(MADE, |job| job.run(&mut tools::tool("package"))).needs(PACKAGERS).when(When::Needed),
         made("packages hold the same", packages_hold_the_same),
         made("archive: installed, run, removed", archive_installs).needs(Need::Check(BUILD)),
+        made("wheel: installed in a venv, run, removed", wheel_installs),
         check("crates and their licences", crates_and_their_licences).needs(DENY).needs(ALL_CRATES),
         check("crates with known faults", |job| job.line("cargo deny --locked check advisories"))
             .needs(ADVISORIES),
@@ -95,10 +97,14 @@ fn archive(job: &Job) -> Outcome<PathBuf> {
     package(job, "sluice-", ".tar.gz")
 }
 
+fn wheel(job: &Job) -> Outcome<PathBuf> {
+    package(job, "sluice-", ".whl")
+}
+
 /// All hold the same, and nothing of where it was built.
 fn packages_hold_the_same(job: &Job) -> Outcome {
     let script = r#"
-        folder=$1 deb=$2 rpm=$3 archive=$4 packages=$5 shipped=$6
+        folder=$1 deb=$2 rpm=$3 archive=$4 wheel=$5 packages=$6 shipped=$7
         (cd "$packages" && sha256sum --quiet --check SHA256SUMS)
         mkdir "$folder"/{deb,rpm,of-archive}
         dpkg-deb -x "$deb" "$folder/deb"
@@ -112,6 +118,11 @@ fn packages_hold_the_same(job: &Job) -> Outcome {
             diff -r "$folder/of-deb" "$folder/$other"
             diff <(cd "$folder/of-deb" && find . -printf '%M %P\n' | sort) <(cd "$folder/$other" && find . -printf '%M %P\n' | sort)
         done
+        python3 -m zipfile -e "$wheel" "$folder/of-wheel"
+        (cd "$folder/of-wheel" && mv sluice-*.data data && mv sluice-*.dist-info info)
+        rm "$folder/of-wheel/data/data/lib/sluice/installed-by-pip"
+        diff -r "$folder/of-deb/bin" "$folder/of-wheel/data/scripts"
+        diff -r -x before-removal "$folder/of-deb/lib/sluice" "$folder/of-wheel/data/data/lib/sluice"
         for file in "$shipped"/*; do
             cmp "$file" "$(find "$folder/of-deb/bin" "$folder/of-deb/lib" -type f -name "${file##*/}")"
         done
@@ -124,13 +135,22 @@ fn packages_hold_the_same(job: &Job) -> Outcome {
             tar -xzOf "$packages/$file-x64.tar.gz" | cmp - "$shipped/$file.so"
         done
         dpkg-deb --info "$deb" | grep -x ' Depends: libc6 (>= 2.17)'
-        rpm -qp --requires "$rpm" | grep -x 'glibc >= 2.17'"#;
+        rpm -qp --requires "$rpm" | grep -x 'glibc >= 2.17'
+        homepage=$(dpkg-deb --field "$deb" Homepage)
+        [ "$(rpm -qp --queryformat '%{URL}' "$rpm")" = "$homepage" ]
+        grep -Fx "Project-URL: Homepage, $homepage" "$folder/of-wheel/info/METADATA"
+        { dpkg-deb --info "$deb"; rpm -qp --info --changelog "$rpm"; cat "$folder/of-wheel/info/METADATA"; } >"$folder/about"
+        if grep -E '@[A-Z]+@' "$folder/about"; then
+            echo 'These placeholders were not filled in.'
+            exit 1
+        fi"#;
     let folder = tempfile::tempdir()?;
     let arguments = [
         folder.path(),
         &deb(job)?,
         &rpm(job)?,
         &archive(job)?,
+        &wheel(job)?,
         &job.built("packages"),
         &job.shipped(),
     ];
@@ -171,6 +191,44 @@ fn archive_installs(job: &Job) -> Outcome {
         "$1/archive/install.sh" --prefix "$1/prefix" --uninstall
         [ ! -e "$1/prefix" ] || { find "$1/prefix"; exit 1; }"#;
     job.bash(script, &[tempfile::tempdir()?.path(), &archive(job)?])
+}
+
+/// pip installs the wheel into a new environment. There programs run under limits within a minute, by both names of the
+/// command; nothing is left when it is removed.
+fn wheel_installs(job: &Job) -> Outcome {
+    let script = r#"
+        folder=$(realpath "$1") wheel=$2
+        venv=$folder/venv
+        python3 scripts/packages/check-wheel.py "$wheel"
+        python3 -m zipfile -t "$wheel"
+        python3 -m venv "$venv"
+        files() { (cd "$venv" && find . -path '*/site-packages/pip' -prune -o -print | sort); }
+        files >"$folder/before"
+        PATH=$venv/bin:$PATH
+        limited() {
+            "$@" run --fake-gpu --device 0 --mem 1GiB --daemon none -- "$venv/lib/sluice/tenant"                 mem --api alloc --chunk 128MiB --cap 4GiB | tee "$folder/granted"
+            grep -q '"granted_bytes":536870912[,}]' "$folder/granted"
+        }
+        begin=$(date +%s%N)
+        pip install --no-index --no-deps "$wheel"
+        limited sluice
+        taken=$((($(date +%s%N) - begin) / 1000000))
+        echo "From pip install to the end of the first limited program: $taken ms"
+        [ "$taken" -lt 60000 ]
+        sluice version --verbose | grep -F "library: $venv/lib/sluice/libcuda_limiter.so: "
+        hypervisor --version
+        limited python -m sluice
+        python -m sluice version
+        status=0
+        python -m sluice run --fake-gpu --daemon none --mem 1GiB -- sh -c 'exit 7' || status=$?
+        [ "$status" -eq 7 ]
+        mv "$venv/lib/sluice/tenant" "$folder"
+        sluice doctor --fake-gpu >"$folder/lacking" && exit 1
+        grep -F -e '-> pip install --force-reinstall --no-deps sluice-' "$folder/lacking"
+        mv "$folder/tenant" "$venv/lib/sluice"
+        pip uninstall --yes sluice
+        diff "$folder/before" <(files)"#;
+    job.bash(script, &[tempfile::tempdir()?.path(), &wheel(job)?])
 }
 
 /// For both processors, with every feature. The check has to notice a licence that is not accepted.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Builds what is shipped and puts into target/packages: a .deb, an .rpm, an archive that runs from any folder, an
+/// Builds what is shipped and puts into target/packages: a .deb, an .rpm, a Python wheel, an archive that runs from any folder, an
 /// image with the daemon and the libraries, an archive of each library, a bill of materials (CycloneDX), and SHA256SUMS.
 /// Needs dpkg-deb, rpmbuild and python3. The same commit makes the same bytes with the same tools, the same source of Rust's
 /// standard library or none, and for the image the same glibc of Debian.
@@ -76,6 +76,7 @@ pub(crate) fn make(arguments: &Arguments, target: &Path) -> Result<(), Error> {
     making.archives()?;
     making.deb()?;
     making.rpm()?;
+    making.wheel()?;
     if exists("apt-get") {
         making.image()?;
     } else {
@@ -236,6 +237,48 @@ impl Making {
             build.arg("--define").arg(definition);
         }
         Ok(run(build.arg(spec))?)
+    }
+
+    /// The programs and libraries alone, below the prefix of an environment as below any other. pip undoes nothing that
+    /// was done with them, starts no units, and leaves folders behind that hold only folders.
+    fn wheel(&self) -> Result<(), Error> {
+        println!("== wheel");
+        // Both names mean glibc 2.17, the oldest that what is shipped starts with; old versions of pip know the second.
+        let platforms =
+            ["manylinux_2_17", "manylinux2014"].map(|one| format!("{one}_{}", self.arch.name));
+        let file = format!("sluice-{VERSION}-py3-none-{}.whl", platforms.join("."));
+        let wheel = self.stage.join("wheel");
+        let data = wheel.join(format!("sluice-{VERSION}.data"));
+        let info = wheel.join(format!("sluice-{VERSION}.dist-info"));
+        let libraries = data.join("data/lib/sluice");
+        for folder in [data.join("data/lib"), info.join("licenses"), info.join("sboms")] {
+            fs::create_dir_all(folder)?;
+        }
+        for (from, to) in [
+            (self.usr.join("bin"), data.join("scripts")),
+            (self.usr.join("lib/sluice"), libraries.clone()),
+            ("deploy/packages/wheel/sluice".into(), wheel.join("sluice")),
+        ] {
+            run(self.command("cp -R").arg(from).arg(to))?;
+        }
+        fs::remove_file(libraries.join("before-removal"))?;
+        // `python -m sluice` and `sluice doctor` look for it.
+        fs::write(libraries.join("installed-by-pip"), format!("{file}\n"))?;
+        for (from, to) in [
+            ("LICENSE", "licenses"),
+            ("LICENSES-of-others", "licenses"),
+            ("sluice.cdx.json", "sboms"),
+        ] {
+            fs::copy(self.documents().join(from), info.join(to).join(from))?;
+        }
+        let changes = fs::read_to_string("CHANGELOG.md")?;
+        let metadata = self.fill("wheel/METADATA", "")?.replace("@CHANGELOG@", changes.trim_end());
+        fs::write(info.join("METADATA"), metadata)?;
+        let tags = platforms.map(|platform| format!("Tag: py3-none-{platform}\n")).concat();
+        let about = "Wheel-Version: 1.0\nGenerator: cargo xtask package\nRoot-Is-Purelib: false\n";
+        fs::write(info.join("WHEEL"), format!("{about}{tags}"))?;
+        let mut pack = self.command("python3 scripts/wheel.py");
+        Ok(run(pack.arg(wheel).arg(self.out.join(file)).arg(&self.epoch))?)
     }
 
     fn image(&self) -> Result<(), Error> {

@@ -1,0 +1,1 @@
+"""Sluice: enforced fractions of an NVIDIA GPU. `python -m sluice` runs the command `sluice`."""
