@@ -14,6 +14,8 @@ enum Installation {
     Rpm(String),
     /// By `install.sh`, below this prefix.
     Script(PathBuf),
+    /// By pip or uv, in the environment with this prefix.
+    Wheel(PathBuf),
     /// An archive that is used where it was unpacked.
     Archive(PathBuf),
     /// Cargo's folder, or one that `cargo xtask build-release` made there.
@@ -49,6 +51,9 @@ impl Installation {
         if prefix.join("lib/sluice/installed").is_file() {
             return Self::Script(prefix.to_owned());
         }
+        if prefix.join("lib/sluice/installed-by-pip").is_file() {
+            return Self::Wheel(prefix.to_owned());
+        }
         if let Some(name) = package("dpkg", &["-S"], own) {
             return Self::Debian(name);
         }
@@ -82,6 +87,10 @@ impl Installation {
             }
             Self::Script(prefix) => format!(
                 "sudo ./install.sh --prefix {}  # of the archive or in scripts/ of the checkout that it was installed from",
+                told(prefix).display()
+            ),
+            Self::Wheel(prefix) => format!(
+                "pip install --force-reinstall --no-deps sluice-{VERSION}-py3-none-*_{processor}.whl  # in the environment {}",
                 told(prefix).display()
             ),
             Self::Archive(folder) => format!(
@@ -129,6 +138,8 @@ mod tests {
         let name = || "gpu-sluice".to_owned();
         assert_eq!(Installation::of(&own, by("dpkg")), Installation::Debian(name()));
         assert_eq!(Installation::of(&own, by("rpm")), Installation::Rpm(name()));
+        file(&prefix.join("lib/sluice/installed-by-pip"));
+        assert_eq!(Installation::of(&own, by("dpkg")), Installation::Wheel(prefix.clone()));
         file(&prefix.join("lib/sluice/installed"));
         assert_eq!(Installation::of(&own, by("dpkg")), Installation::Script(prefix));
         let target = root.path().join("target");
@@ -152,6 +163,9 @@ mod tests {
         assert!(
             of(Installation::Script(prefix())).starts_with("sudo ./install.sh --prefix /opt/it ")
         );
+        let wheel = of(Installation::Wheel(prefix()));
+        assert!(wheel.starts_with("pip install --force-reinstall "), "{wheel}");
+        assert!(wheel.ends_with("# in the environment /opt/it"), "{wheel}");
         assert!(of(Installation::Archive(prefix())).ends_with(" -C /opt/it"));
         assert!(of(Installation::Unknown(prefix())).ends_with("install.sh --prefix /opt/it"));
         assert_eq!(of(Installation::Build { shipped: true }), "cargo xtask build-release");
