@@ -50,14 +50,7 @@ const KERNEL_MODULE: &str = "/proc/driver/nvidia/gpus";
 /// # Errors
 /// [`Error::NoDriver`] if neither can be asked, [`Error::NoDevice`] if NVML lists none.
 pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
-    let mut builder = Nvml::builder();
-    if let Some(path) = library {
-        builder.lib_path(path.as_os_str());
-    } else {
-        // A machine without the development package only has the name with a version.
-        builder.lib_path("libnvidia-ml.so.1".as_ref());
-    }
-    let nvml = match builder.init() {
+    let nvml = match open(library) {
         Ok(nvml) => nvml,
         Err(error) => {
             let told = if library.is_none() { told_by(KERNEL_MODULE.as_ref()) } else { Vec::new() };
@@ -66,6 +59,16 @@ pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
     };
     let devices = read(&nvml)?;
     if devices.is_empty() { Err(Error::NoDevice) } else { Ok(devices) }
+}
+
+/// Loads the NVML at `library`, or the driver's own.
+///
+/// # Errors
+/// [`NvmlError`]: it is not there, or refuses to work.
+pub fn open(library: Option<&Path>) -> Result<Nvml, NvmlError> {
+    // A machine without the development package only has the name with a version.
+    let path = library.map_or("libnvidia-ml.so.1".as_ref(), Path::as_os_str);
+    Nvml::builder().lib_path(path).init()
 }
 
 fn read(nvml: &Nvml) -> Result<Vec<VisibleGpu>, Error> {

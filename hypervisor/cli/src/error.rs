@@ -22,6 +22,8 @@ pub enum ExitStatus {
     PartMissing = 4,
     /// The operating system refused something that Sluice needs.
     System = 70,
+    /// `sluice doctor`: other programs use the GPU, so limits cannot be judged; as `EX_TEMPFAIL`.
+    Busy = 75,
     /// The program was found but could not be run, as a shell says it.
     CannotExecute = 126,
     /// The program was not found, as a shell says it.

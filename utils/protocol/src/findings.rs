@@ -28,6 +28,11 @@ impl Wrong {
         Self { state: FindingState::Note, found: found.into(), mend: Some(mend.into()) }
     }
 
+    /// Other programs use the GPU, so it cannot be judged.
+    pub fn busy(found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { state: FindingState::Busy, found: found.into(), mend: Some(mend.into()) }
+    }
+
     /// How bad it is.
     #[must_use]
     pub const fn state(&self) -> FindingState {
@@ -70,6 +75,15 @@ impl Findings {
 }
 
 impl DoctorReport {
+    /// Whether all that stands in the way of a verdict is other programs' use of the GPU.
+    #[must_use]
+    pub fn is_unjudged(&self) -> bool {
+        let is_bad = |finding: &Finding| {
+            matches!(finding.state, FindingState::Broken | FindingState::Skipped)
+        };
+        !self.healthy && !self.findings.iter().any(is_bad)
+    }
+
     /// For people. `healthy`, `broken`: the last line.
     #[must_use]
     pub fn told(&self, healthy: &str, broken: &str) -> String {
@@ -80,6 +94,7 @@ impl DoctorReport {
                 FindingState::Note => "note",
                 FindingState::Broken => "BROKEN",
                 FindingState::Skipped => "skipped",
+                FindingState::Busy => "busy",
             };
             // A string takes all that is written to it.
             let _ = writeln!(text, "{word:<8} {:<14} {}", finding.check, Shown(&finding.found));
@@ -87,7 +102,14 @@ impl DoctorReport {
                 let _ = writeln!(text, "{:<8} {:<14} -> {}", "", "", Shown(mend));
             }
         }
-        text + "\n" + if self.healthy { healthy } else { broken } + "\n"
+        let verdict = match self.is_unjudged() {
+            true => {
+                "Nothing is broken; whether limits hold could not be judged, because the GPU is busy."
+            }
+            false if self.healthy => healthy,
+            false => broken,
+        };
+        text + "\n" + verdict + "\n"
     }
 }
 
@@ -112,5 +134,17 @@ mod tests {
         assert!(text.contains("-> fetch a\n"), "{text}");
         assert!(text.contains("skipped  b              not looked at: mend 'a' first"), "{text}");
         assert!(text.ends_with("\nnot fine\n"), "{text}");
+    }
+
+    #[test]
+    fn a_busy_gpu_is_neither_an_alarm_nor_an_all_clear() {
+        let mut findings = Findings::default();
+        findings.look("a", &[], || Err(Wrong::note("less", "more")));
+        findings.look("b", &[], || Err(Wrong::busy("the GPU is busy", "wait")));
+        let report = findings.report();
+        assert!(!report.healthy && report.is_unjudged());
+        let text = report.told("fine", "not fine");
+        assert!(text.contains("busy     b              the GPU is busy\n"), "{text}");
+        assert!(text.ends_with("could not be judged, because the GPU is busy.\n"), "{text}");
     }
 }

@@ -135,7 +135,7 @@ pub enum HookWord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorReport {
-    /// Whether nothing is broken.
+    /// Whether nothing is broken, and all could be judged.
     pub healthy: bool,
     /// What was looked at, in order.
     pub findings: Vec<Finding>,
@@ -168,6 +168,8 @@ pub enum FindingState {
     Broken,
     /// It could not be looked at, because of what is broken before.
     Skipped,
+    /// It could not be judged, because other programs use the GPU.
+    Busy,
 }
 
 /// The output of `sluice explain --json`.

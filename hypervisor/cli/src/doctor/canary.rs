@@ -2,10 +2,14 @@
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use nvml_wrapper::Nvml;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::devices;
 use crate::parts::{self, Parts};
 use crate::status::{Bytes, Percent};
 use protocol::findings::{Checked, Wrong};
@@ -17,6 +21,15 @@ const SHARE: u32 = 25;
 const TOLERANCE: u32 = 5;
 /// With less than this the load says little.
 const LEAST: u32 = 15;
+/// The speeds without a limit, before and after the limited run, may differ by so much, in percent.
+const DRIFT: f64 = 15.0;
+/// Up to this utilization, in percent, nothing uses the GPU but a desktop.
+const IDLE: u32 = 5;
+/// So many readings in a row have to show an idle GPU. NVML measures over up to a second.
+const READINGS: u32 = 5;
+const INTERVAL: Duration = Duration::from_millis(100);
+/// How long the utilization of the doctor's own programs may take to fade.
+const FADES: Duration = Duration::from_secs(3);
 /// How long the load runs alone, and under its limit.
 const ALONE: &str = "1";
 const LIMITED: &str = "2";
@@ -61,15 +74,30 @@ impl Canary<'_> {
         judge_memory(&self.run(&limit, &load)?)
     }
 
-    /// Keeps the GPU busy, without a limit and under one.
+    /// Keeps the GPU busy without a limit, under one, and again without. Judges only if nothing else used the GPU.
     pub(super) fn time(&self) -> Checked {
+        let meter = self.nvml();
         let mut load = vec!["dense", "--kernel-us", "2000", "--seconds", ALONE];
-        let alone: Load = self.run(&[], &load)?;
-        let iterations = alone.iterations.to_string();
-        load[4] = LIMITED;
+        check_idle(meter.as_ref())?;
+        let before: Load = self.run(&[], &load)?;
+        check_idle(meter.as_ref())?;
+        let iterations = before.iterations.to_string();
         load.extend(["--iterations", &iterations]);
+        load[4] = LIMITED;
         let limited: Load = self.run(&["--compute", &SHARE.to_string()], &load)?;
-        judge_time(alone.most(), limited.rate)
+        check_idle(meter.as_ref())?;
+        load[4] = ALONE;
+        let after: Load = self.run(&[], &load)?;
+        check_idle(meter.as_ref())?;
+        judge_time(&before, limited.rate, after.rate)
+    }
+
+    /// The NVML that reads the GPU's utilization, where there is one.
+    fn nvml(&self) -> Option<Nvml> {
+        let simulated =
+            || Parts::locate(None).and_then(|parts| parts.find(parts::FAKE_NVML.0)).ok();
+        let library = if self.fake { Some(simulated()?) } else { None };
+        devices::open(library.as_deref()).ok()
     }
 
     fn run<T: DeserializeOwned>(&self, limit: &[&str], load: &[&str]) -> Result<T, Wrong> {
@@ -116,7 +144,37 @@ fn judge_memory(memory: &Memory) -> Checked {
     ))
 }
 
-fn judge_time(alone: f64, limited: f64) -> Checked {
+/// Waits until the GPU is idle. A GPU whose utilization cannot be read is judged by the speeds alone.
+fn check_idle(meter: Option<&Nvml>) -> Result<(), Wrong> {
+    let Some(gpu) = meter.and_then(|nvml| nvml.device_by_index(0).ok()) else { return Ok(()) };
+    let (start, mut idle) = (Instant::now(), 0);
+    while idle < READINGS {
+        let Ok(rates) = gpu.utilization_rates() else { return Ok(()) };
+        idle = if rates.gpu <= IDLE { idle + 1 } else { 0 };
+        if idle == 0 && start.elapsed() > FADES {
+            return Err(busy(&format!("other programs use {} % of it", rates.gpu)));
+        }
+        sleep(INTERVAL);
+    }
+    Ok(())
+}
+
+fn busy(seen: &str) -> Wrong {
+    Wrong::busy(
+        format!("the GPU is busy: cannot judge ({seen})"),
+        "sluice doctor  # when nothing else uses the GPU",
+    )
+}
+
+fn judge_time(before: &Load, limited: f64, after: f64) -> Checked {
+    let (slower, faster) = (before.rate.min(after), before.rate.max(after));
+    if slower < faster * (1.0 - DRIFT / 100.0) {
+        return Err(busy(&format!(
+            "without a limit a program ran {:.0} kernels/s, then {after:.0}",
+            before.rate
+        )));
+    }
+    let alone = before.most().max(after);
     let ratio = if alone > 0.0 { (limited / alone).clamp(0.0, 10.0) } else { 0.0 };
     #[allow(
         clippy::cast_possible_truncation,
@@ -130,8 +188,7 @@ fn judge_time(alone: f64, limited: f64) -> Checked {
         return Err(Wrong::broken(found, REPORT));
     }
     if percent < f64::from(LEAST) {
-        let found = format!("{found}; something else keeps the GPU or the CPUs busy");
-        return Err(Wrong::note(found, "sluice status"));
+        return Err(busy(&found));
     }
     Ok(found)
 }
@@ -163,9 +220,12 @@ mod tests {
             [load(510.0, Some(2000.0)), load(510.0, None)].map(|one| one.most()),
             [510.0; 2]
         );
-        let time = |alone, limited| state(judge_time(alone, limited));
-        assert_eq!((time(400.0, 100.0), time(400.0, 119.0)), (ok, ok));
-        assert_eq!((time(400.0, 121.0), time(400.0, 400.0)), (broken, broken));
-        assert_eq!((time(400.0, 40.0), time(0.0, 40.0)), (FindingState::Note, FindingState::Note));
+        let time = |before, limited, after| state(judge_time(&load(before, None), limited, after));
+        assert_eq!((time(400.0, 100.0, 400.0), time(400.0, 119.0, 380.0)), (ok, ok));
+        assert_eq!((time(400.0, 121.0, 400.0), time(380.0, 400.0, 400.0)), (broken, broken));
+        let busy = FindingState::Busy;
+        assert_eq!((time(400.0, 40.0, 400.0), time(0.0, 40.0, 0.0)), (busy, busy));
+        // A neighbour that ended, and one that began.
+        assert_eq!((time(200.0, 100.0, 400.0), time(400.0, 100.0, 200.0)), (busy, busy));
     }
 }

@@ -31,7 +31,11 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Error> {
     io::stdout()
         .write_all(text.as_bytes())
         .map_err(|e| Error::system("cannot write to standard output", e))?;
-    Ok(if report.healthy { 0 } else { ExitStatus::CheckFailed as u8 })
+    Ok(match report.is_unjudged() {
+        true => ExitStatus::Busy as u8,
+        false if report.healthy => 0,
+        false => ExitStatus::CheckFailed as u8,
+    })
 }
 
 fn examine(arguments: &DoctorArgs) -> DoctorReport {
