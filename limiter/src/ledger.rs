@@ -77,7 +77,7 @@ impl DeviceLedger {
         self.or_say(self.membership.look())
     }
 
-    /// A process of the session has waited so long for a lease that it has got.
+    /// A process of the session had work queued and no lease for so long.
     pub(crate) fn note_wait(&self, waited_ns: u64) {
         if let Some(page) = self.page() {
             page.waited_ns.fetch_add(waited_ns, Relaxed);

@@ -155,6 +155,9 @@ message! {
         pub charged_us: u64,
         /// The part of `charged_us` that was spare time, in microseconds.
         pub spare_us: u64,
+        /// For how long its processes have waited for their turns since the daemon's start, added up, in microseconds.
+        #[serde(default)]
+        pub waited_us: u64,
         /// The share of the device's time that it was charged in the last ten seconds, or since the daemon first saw it
         /// there, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]

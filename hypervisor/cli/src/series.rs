@@ -269,7 +269,7 @@ impl Track {
             clock_us,
             share_ppm: share.or_else(first).filter(|_| limited),
             limit_ppm: row.limit_ppm(),
-            waited_ppm: rate(|sums| sums.waited_us).filter(|_| limited && !row.elsewhere),
+            waited_ppm: rate(|sums| sums.waited_us).filter(|_| limited),
             used_bytes: row.memory.map(|memory| memory.used),
             limit_bytes,
             frozen: row.frozen,

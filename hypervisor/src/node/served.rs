@@ -73,12 +73,12 @@ impl WorkerServed {
 }
 
 impl Node {
-    /// A worker asks for a lease. That its session is frozen is no wait for a turn.
+    /// A worker asks for a lease. A wait for a device that is withheld from it is no wait for a turn.
     pub(crate) fn asks(&mut self, worker: WorkerId, uuid: GpuId, now: u64) {
+        let withheld = self.withheld_from(worker, uuid).is_some();
         let Some(member) = self.members.get_mut(&worker) else { return };
-        let session = self.sessions.get(&member.session);
         let served = member.served.entry(uuid).or_default();
-        if session.is_some_and(|session| session.frozen) {
+        if withheld {
             served.waiting = None;
         } else {
             served.asks(now);

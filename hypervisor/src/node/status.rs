@@ -266,7 +266,9 @@ fn memory(key: &SessionKey, pages: &Sample) -> Vec<SessionMemory> {
 fn on_devices(session: &SessionQuotas, views: &[(GpuId, DeviceView)]) -> Vec<SessionDevice> {
     let on = |(uuid, view): &(GpuId, DeviceView)| {
         let state = view.sessions.iter().find(|state| state.session == session.id)?;
-        Some(on_device(*uuid, state, session.delivered(*uuid, Some(state))))
+        let waited_ns = session.served.get(uuid).map_or(0, |served| served.waited_ns);
+        let known = on_device(*uuid, state, session.delivered(*uuid, Some(state)));
+        Some(SessionDevice { waited_us: waited_ns / 1_000, ..known })
     };
     views.iter().filter_map(on).collect()
 }
@@ -312,6 +314,7 @@ fn account(
         balance_us: balance_ns / 1_000,
         charged_us: delivered.shown() / 1_000,
         spare_us: delivered.spare_ns / 1_000,
+        waited_us: 0,
         recent_ppm: None,
         mean_ppm: None,
         density_ppm: None,

@@ -84,8 +84,8 @@ impl Account {
                 return lease;
             }
         }
-        if let Some(daemon) = &mut self.daemon
-            && daemon.withholds()
+        if self.is_withheld()
+            && let Some(daemon) = &mut self.daemon
             && self.ledger.is_scheduled()
         {
             daemon.look_for_it(self.ledger, LOOK_NS);
@@ -93,6 +93,11 @@ impl Account {
             return None;
         }
         self.begin_own()
+    }
+
+    /// Whether the daemon withholds the device: a wait for that is no wait for a turn.
+    pub(super) fn is_withheld(&self) -> bool {
+        self.daemon.as_ref().is_some_and(Daemon::withholds)
     }
 
     /// Notes that a device of several is held under a lease from elsewhere.
@@ -332,6 +337,7 @@ pub(super) fn ring(page: &PageLayout) {
 fn used_elsewhere(gate: &Gate, used: Used) {
     let sure = if gate.is_shared() { used.estimated_ns.min(used.held_ns) } else { used.alone() };
     if let Some(mut opened) = gate.ledger().open() {
-        opened.used_elsewhere(clock::now(), used.needed_ns(), used.alone(), sure);
+        let slot = gate.ledger().membership().slot();
+        opened.used_elsewhere(slot, clock::now(), used.needed_ns(), used.alone(), sure);
     }
 }

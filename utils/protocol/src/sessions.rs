@@ -242,7 +242,8 @@ pub struct ComputeReport {
     /// Device time that it has used in all, in microseconds, whoever granted the leases.
     #[serde(default)]
     pub delivered_us: u64,
-    /// For how long its processes have waited for leases that they got, added up, in microseconds.
+    /// For how long its processes had work queued and held no lease, added up, in microseconds. Time for which the
+    /// session was frozen or the GPU withheld does not count.
     #[serde(default)]
     pub waited_us: u64,
 }
@@ -265,7 +266,7 @@ pub struct ProcessReport {
     pub holding: bool,
     /// Whether it waits for one.
     pub waiting: bool,
-    /// Device time that it has been charged by that account, in microseconds.
+    /// Device time that it has used, in microseconds, whoever granted the leases.
     #[serde(default)]
     pub charged_us: u64,
     /// Its utilization: how much of the time that it holds the device it keeps it busy, in

@@ -78,7 +78,7 @@ pub struct MemberSlot {
     pub waiting_since_ns: AtomicU64,
     /// Until when the use of its lease has been charged, on `CLOCK_MONOTONIC` in nanoseconds.
     pub charged_until_ns: AtomicU64,
-    /// Device time that the process has been charged, in nanoseconds.
+    /// Device time that the process has used, whoever granted the leases, in nanoseconds.
     pub charged_ns: AtomicU64,
     /// Until when the device may be working for the process: see [`crate::work_mark`].
     pub work_mark: AtomicU64,
@@ -196,7 +196,7 @@ pub struct PageLayout {
     pub first_used_ns: AtomicU64,
     /// What the session has used of the device's time in all, in nanoseconds, whoever granted the leases.
     pub delivered_ns: AtomicU64,
-    /// For how long its processes have waited for leases that they got, added up, in nanoseconds.
+    /// For how long its processes had work queued and held no lease, added up, in nanoseconds.
     pub waited_ns: AtomicU64,
     /// The most that [`Self::used`] has been, in bytes.
     pub peak_bytes: AtomicU64,

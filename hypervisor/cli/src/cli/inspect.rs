@@ -12,8 +12,8 @@ use super::daemon;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 MEMORY is what is in use, OF its limit. SHARE is the limit of GPU time, LAST 10 s and SO FAR what was
-delivered of the device's time. WAITED adds up how long the session's processes waited for leases that
-they got. '-' means no limit, or not known.
+delivered of the device's time. WAITED adds up how long the session's processes had work queued and held
+no lease. '-' means no limit, or not known.
 
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {

@@ -174,7 +174,7 @@ fn known_compute(device: &api::SessionDevice) -> ComputeReport {
         recent_ppm: device.recent_ppm,
         mean_ppm: device.mean_ppm,
         delivered_us: device.charged_us,
-        waited_us: 0,
+        waited_us: device.waited_us,
     }
 }
 

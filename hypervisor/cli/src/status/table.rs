@@ -195,7 +195,7 @@ fn rows_elsewhere(session: &ElsewhereReport, uuids: &ShortIds) -> Vec<Row> {
             limit(compute),
             compute.recent_ppm.map(|ppm| Percent(ppm).to_string()),
             compute.mean_ppm.map(|ppm| Percent(ppm).to_string()),
-            None,
+            Some(Seconds(compute.waited_us).to_string()),
         ];
         let over = memory.filter(|memory| memory.growth_refused);
         let over = over.map(|memory| format!("OVER by {}", Bytes(memory.over)));

@@ -47,8 +47,12 @@ fn govern(gate: &'static Gate) {
         // Where the daemon opens the gate, work begins before its answer comes.
         let before = gate.stream_gate().map(|_| gate.look(clock::now(), |totals| totals));
         let asked = clock::now();
-        let Some(lease) = account.begin() else { continue };
-        gate.ledger().note_wait(clock::now().saturating_sub(asked));
+        let lease = account.begin();
+        if !account.is_withheld() {
+            let until = lease.map_or_else(clock::now, |lease| lease.begun);
+            gate.ledger().note_wait(until.saturating_sub(asked));
+        }
+        let Some(lease) = lease else { continue };
         gate.set_shared(neighbours.note(&lease));
         let now = clock::now();
         tracing::trace!("device {}: asked at {asked}, {lease:?} at {now}", gate.ledger().uuid());

@@ -19,13 +19,15 @@ impl PageLayout {
 }
 
 impl Ledger<'_> {
-    /// The session used the device for this long until now, whoever allowed that.
-    pub(super) fn note_delivered(&mut self, now_ns: u64, used_ns: u64) {
+    /// A process of the session used the device for this long until now, whoever allowed that.
+    pub(super) fn note_delivered(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         if used_ns == 0 {
             return;
         }
-        let sum = &self.0.delivered_ns;
-        sum.put(sum.load(Relaxed).saturating_add(used_ns));
+        let of_process = self.slot(slot).map(|slot| &slot.charged_ns);
+        for sum in of_process.into_iter().chain([&self.0.delivered_ns]) {
+            sum.put(sum.load(Relaxed).saturating_add(used_ns));
+        }
         let before = self.0.recent();
         let mut recent = before;
         recent.note(now_ns, used_ns);

@@ -235,9 +235,16 @@ impl Ledger<'_> {
     /// Subtracts what a process used in the last `held_ns` under a lease from elsewhere from what was saved up here.
     /// Otherwise the session would have two accounts. `sure_ns` is what it has used however its time
     /// beside other sessions is counted: that much counts for [`Self::allowed_elsewhere`].
-    pub fn used_elsewhere(&mut self, now_ns: u64, held_ns: u64, used_ns: u64, sure_ns: u64) {
+    pub fn used_elsewhere(
+        &mut self,
+        slot: usize,
+        now_ns: u64,
+        held_ns: u64,
+        used_ns: u64,
+        sure_ns: u64,
+    ) {
         let counts = self.note_use(now_ns, held_ns, sure_ns);
-        self.note_delivered(now_ns, counts);
+        self.note_delivered(slot, now_ns, counts);
         let mut bucket = self.settle(now_ns);
         let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
         let left = bucket.balance_ns.saturating_sub(used).max(0);
@@ -305,10 +312,9 @@ impl Ledger<'_> {
         let charge = used.min(now_ns - cursor);
         bucket.charge(charge);
         record.charged_until_ns.store(now_ns, Relaxed);
-        record.charged_ns.store(record.charged_ns.load(Relaxed).saturating_add(charge), Relaxed);
         record.density_ppm.store(smoothed(record.density_ppm.load(Relaxed), used, held), Relaxed);
         self.0.busy_until_ns.store(cursor + charge, Relaxed);
-        self.note_delivered(now_ns, charge);
+        self.note_delivered(slot, now_ns, charge);
         self.keep(bucket);
         charge
     }

@@ -34,7 +34,7 @@ pub struct Summary {
     pub first_used_ns: Option<u64>,
     /// What was used of the device's time in all, in nanoseconds.
     pub delivered_ns: u64,
-    /// For how long its processes have waited for leases that they got, added up, in nanoseconds.
+    /// For how long its processes had work queued and held no lease, added up, in nanoseconds.
     pub waited_ns: u64,
     /// The most that [`Self::used`] has been.
     pub peak_bytes: u64,
@@ -76,7 +76,7 @@ pub struct ProcessSummary {
     pub holding: bool,
     /// Whether it waits for one.
     pub waiting: bool,
-    /// Device time that it has been charged, in nanoseconds.
+    /// Device time that it has used, whoever granted the leases, in nanoseconds.
     pub charged_ns: u64,
     /// Its utilization: how much of the time that it holds the device it keeps it busy, in
     /// millionths. `None`: not known.

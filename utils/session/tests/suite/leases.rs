@@ -306,9 +306,9 @@ fn what_was_used_elsewhere_is_not_saved_up_here() {
     let start = 1_000 * MS;
     let _ = ledger.begin_lease(0, start);
     ledger.stop_waiting(0);
-    ledger.used_elsewhere(start + 40 * MS, 40 * MS, 15 * MS, 0);
+    ledger.used_elsewhere(0, start + 40 * MS, 40 * MS, 15 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
-    ledger.used_elsewhere(start + 50 * MS, 10 * MS, 30 * MS, 0);
+    ledger.used_elsewhere(0, start + 50 * MS, 10 * MS, 30 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
 }
 
@@ -364,7 +364,7 @@ fn leases_from_elsewhere_are_believed_up_to_a_slack() {
             let length = ledger.allowed_elsewhere(now).min(30 * MS);
             now += length.max(MS);
             if length >= MS {
-                ledger.used_elsewhere(now, length, length, length);
+                ledger.used_elsewhere(0, now, length, length, length);
                 used += length;
             }
         }
@@ -394,7 +394,7 @@ fn an_honest_session_is_never_cut() {
             let turn = (u64::from(share) * 100).clamp(2 * MS, 30 * MS);
             assert!(allowed >= turn, "{share}: {allowed}");
             let sure = charged + charged / 4;
-            ledger.used_elsewhere(now + charged, sure, charged, sure);
+            ledger.used_elsewhere(0, now + charged, sure, charged, sure);
             now += charged * 1_000_000 / u64::from(share);
         }
     }
@@ -408,16 +408,18 @@ fn processes_that_hold_at_once_use_no_more_together_than_the_time() {
     let mut ledger = Ledger::new(stage.layout());
     let mut now = 1_000 * MS;
     for round in 0..1_000 {
-        for late in [4, 5, 6] {
+        for (slot, late) in [4, 5, 6].into_iter().enumerate() {
             let at = now + late * MS;
             assert!(ledger.allowed_elsewhere(at) >= 30 * MS, "round {round}");
-            ledger.used_elsewhere(at, 10 * MS, 10 * MS, 10 * MS);
+            ledger.used_elsewhere(slot, at, 10 * MS, 10 * MS, 10 * MS);
         }
         now += 10 * MS * 1_000_000 / SHARE;
     }
     // Together they held for 12 ms of every 25 ms.
     let delivered = stage.layout().delivered_ns.load(Relaxed);
     assert!((11_000 * MS..=12_000 * MS).contains(&delivered), "{delivered}");
+    let of_processes = stage.layout().slots[..3].iter().map(|slot| slot.charged_ns.load(Relaxed));
+    assert_eq!(of_processes.sum::<u64>(), delivered);
 }
 
 /// A daemon whose answers are late again and again: each account grants a kernel that is longer than any turn.
@@ -442,7 +444,7 @@ fn a_true_daemon_that_is_late_is_not_taken_for_a_lying_one() {
                 None if daemon.balance_ns >= (9 * MS).cast_signed() => {
                     if ledger.allowed_elsewhere(now) >= MS {
                         now += KERNEL;
-                        ledger.used_elsewhere(now, KERNEL, KERNEL, KERNEL);
+                        ledger.used_elsewhere(0, now, KERNEL, KERNEL, KERNEL);
                         daemon.charge(KERNEL);
                     } else {
                         ahead += 1;
@@ -462,7 +464,7 @@ fn a_true_daemon_that_is_late_is_not_taken_for_a_lying_one() {
     let mut now = 1_000 * MS;
     while ledger.allowed_elsewhere(now) >= MS {
         now += 30 * MS;
-        ledger.used_elsewhere(now, 30 * MS, 30 * MS, 30 * MS);
+        ledger.used_elsewhere(0, now, 30 * MS, 30 * MS, 30 * MS);
     }
     assert!(now < 2_000 * MS && ledger.is_granted_elsewhere_only(now), "{now}");
 }

@@ -174,7 +174,7 @@ fn session(row: &Row<'_>, theme: Theme, width: usize) -> Line<'static> {
         right(&memory, MEMORY),
         if over { theme.trouble() } else { theme.memory() },
     ));
-    let waited = row.compute.filter(|_| !row.elsewhere && row.limit_ppm().is_some());
+    let waited = row.compute.filter(|_| row.limit_ppm().is_some());
     let waited = cells::duration(waited.map(|compute| compute.waited_us));
     spans.push(Span::styled(right(&waited, WAITED), theme.waiting()));
     spans.push(Span::raw(right(&cells::duration(row.age_us), AGE)));

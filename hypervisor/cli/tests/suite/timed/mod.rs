@@ -2,5 +2,6 @@
 
 mod demo;
 mod doctor;
+mod figures;
 mod live_change;
 mod share;
