@@ -114,7 +114,7 @@ pub enum CallRefused {
     NotObserved(GpuId),
     /// The session cannot be kept from a device.
     #[error(
-        "session {session:?} has no time limit on device {device}: it asks for no lease there, so it cannot be frozen"
+        "session {session:?} has no compute share on device {device}: it asks for no lease there, so it cannot be frozen"
     )]
     NoTimeLimit {
         /// The session.
@@ -124,7 +124,7 @@ pub enum CallRefused {
     },
     /// The same, but its pages limit it there: its processes have not told the daemon of that.
     #[error(
-        "session {session:?} was given a time limit on device {device}, but none of its programs has used the device \
+        "session {session:?} was given a compute share on device {device}, but none of its programs has used the device \
          since: the daemon does not know of the limit yet, so it cannot freeze the session"
     )]
     LimitNotTold {

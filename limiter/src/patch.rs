@@ -31,7 +31,7 @@ static SEEN: Turnstile<KnownLibraries> =
 
 fn failed(message: String) {
     unpatched::note(message);
-    // From now on launches must be looked at even if no time limit is set.
+    // From now on launches must be looked at even if no compute share is set.
     crate::compute::set_gated(None);
 }
 

@@ -193,7 +193,7 @@ impl Process {
         config.keeps_account() && (unpatched::failure().is_none() || self.is_limited(config))
     }
 
-    /// A device's time limit was set or lifted: decides anew whether launches are looked at.
+    /// A device's compute share was set or lifted: decides anew whether launches are looked at.
     pub(crate) fn gates_changed(&self) {
         let handled = self.config.as_ref().is_ok_and(|config| {
             config.cuda_hooks && !config.control_disabled && self.keeps_account(config)

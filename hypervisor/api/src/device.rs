@@ -1,7 +1,7 @@
 //! Devices.
 
 message! {
-    /// The devices that the daemon observes, and those on which a session with a time limit has been seen.
+    /// The devices that the daemon observes, and those on which a session with a compute share has been seen.
     pub struct DeviceList {
         /// By UUID.
         pub devices: Vec<Device>,

@@ -82,7 +82,7 @@ message! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "description", oai(validator(minimum(value = "1"), maximum(value = "1000000"))))]
         pub share_ppm: Option<u32>,
-        /// How the share is meant. `none` takes the time limit away.
+        /// How the share is meant. `none` takes the compute share away.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub policy: Option<Policy>,
         /// The ceiling under `balance`, in millionths; at least the share.

@@ -15,7 +15,7 @@ word! {
         MethodNotAllowed,
         /// The body did not come in time.
         Timeout,
-        /// The session has no time limit on one of its devices.
+        /// The session has no compute share on one of its devices.
         NoTimeLimit,
         /// The session is frozen.
         Frozen,

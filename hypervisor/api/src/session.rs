@@ -72,7 +72,7 @@ message! {
         pub state: SessionState,
         /// Its processes, by their ids in the daemon's pid namespace.
         pub pids: Vec<i32>,
-        /// The devices on which it has a time limit.
+        /// The devices on which it has a compute share.
         pub devices: Vec<SessionDevice>,
         /// Its memory on each device that it has used, by its own pages, where the daemon sees them. Looked at every five
         /// seconds.
@@ -245,7 +245,7 @@ message! {
         /// The unit of systemd that it runs in.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unit: Option<String>,
-        /// The devices on which its session has a time limit.
+        /// The devices on which its session has a compute share.
         pub devices: Vec<WorkerDevice>,
         /// The devices on which its gates are in its streams.
         pub in_stream: Vec<String>,

@@ -296,7 +296,7 @@ pub(crate) mod tests {
         GpuId::from_bytes([number; 16])
     }
 
-    /// A time limit of `share` percent that was used for a time.
+    /// A compute share of `share` percent that was used for a time.
     pub(crate) fn compute(share: u32, delivered_us: u64, waited_us: u64) -> ComputeReport {
         ComputeReport {
             policy: Policy::Fixed,

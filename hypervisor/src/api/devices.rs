@@ -16,7 +16,7 @@ pub(super) struct Devices(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Devices {
-    /// The devices that the daemon observes, and those on which a session with a time limit has been seen.
+    /// The devices that the daemon observes, and those on which a session with a compute share has been seen.
     #[oai(path = "/api/v1/devices", method = "get")]
     async fn devices(&self, caller: Caller) -> Result<Sent<DeviceList>, Refused> {
         Ok(Sent::with(self.0.device_list(&caller).await?))

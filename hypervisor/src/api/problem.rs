@@ -69,7 +69,7 @@ impl From<CallRefused> for Refused {
                 Self::new(ProblemCode::NotFound, message, accepted)
             }
             CallRefused::NoTimeLimit { .. } => {
-                let accepted = "a session with a time limit on each of its devices; share_ppm 1000000 under policy \
+                let accepted = "a session with a compute share on each of its devices; share_ppm 1000000 under policy \
                                 balance takes nothing away";
                 Self::new(ProblemCode::NoTimeLimit, message, accepted)
             }

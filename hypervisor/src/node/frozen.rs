@@ -115,7 +115,7 @@ impl Node {
             == Some(true)
     }
 
-    /// A session that has a device without a time limit cannot be held.
+    /// A session that has a device without a compute share cannot be held.
     pub(super) fn thaw_without_limit(&mut self, key: &SessionKey, now: u64) {
         let Some(session) = self.sessions.get_mut(key).filter(|session| session.frozen) else {
             return;

@@ -168,7 +168,7 @@ fn a_session_without_a_time_limit_cannot_be_frozen() {
     let problem: api::Problem = serde_json::from_str(&text).unwrap();
     assert_eq!((status, problem.code), (409, api::ProblemCode::NoTimeLimit));
     assert!(problem.message.contains(&GPU_ID.to_string()), "{text}");
-    assert!(problem.accepted.contains("a time limit on each of its devices"), "{text}");
+    assert!(problem.accepted.contains("a compute share on each of its devices"), "{text}");
     assert_eq!(session(&daemon, "free").state, SessionState::Running);
 }
 
@@ -192,7 +192,7 @@ fn a_limit_that_the_daemon_was_not_told_of_is_named_as_the_cause() {
         (status, serde_json::from_str(&text).unwrap())
     };
     let (status, problem) = freeze();
-    assert!(status == 409 && problem.message.contains("has no time limit"), "{problem:?}");
+    assert!(status == 409 && problem.message.contains("has no compute share"), "{problem:?}");
     let change = r#"{"share_ppm": 300000, "policy": "fixed"}"#;
     let (status, text) = call(&socket, "PUT", &api::path::session(id, "/limits"), Some(change));
     assert_eq!(status, 200, "{text}");

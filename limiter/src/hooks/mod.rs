@@ -143,7 +143,7 @@ pub(crate) unsafe fn look_at_patches(library: Library) {
             "{}: its first instructions were changed after it was patched, by another tool or another copy of Sluice, so calls of it may not reach this one",
             lost.symbol
         ));
-        // From now on launches must be looked at even if no time limit is set.
+        // From now on launches must be looked at even if no compute share is set.
         crate::compute::set_gated(None);
     }
 }

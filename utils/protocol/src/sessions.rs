@@ -58,7 +58,7 @@ pub struct ElsewhereReport {
     pub frozen: bool,
     /// The processes that the daemon serves, by their ids there.
     pub pids: Vec<i32>,
-    /// The devices on which it has a time limit, or memory that the daemon sees.
+    /// The devices on which it has a compute share, or memory that the daemon sees.
     pub devices: Vec<ElsewhereDevice>,
 }
 

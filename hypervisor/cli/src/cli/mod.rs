@@ -330,7 +330,7 @@ Examples:
   sluice thaw 4711
 
 The daemon grants a frozen session no more GPU time; what its programs launch waits. The session needs
-a time limit on each of its devices. Its memory stays where it is. A session is forgotten with its last
+a compute share on each of its devices. Its memory stays where it is. A session is forgotten with its last
 process, and runs when it comes again.
 
 Exit status: 0 when it is frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon

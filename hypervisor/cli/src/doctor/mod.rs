@@ -56,6 +56,6 @@ fn examine(arguments: &DoctorArgs) -> DoctorReport {
     findings.look("functions", &needed, || parts::functions(fake));
     let canary = canary::Canary { fake, daemon: arguments.daemon.as_deref() };
     findings.look("memory limit", &needed, || canary.memory());
-    findings.look("time limit", &needed, || canary.time());
+    findings.look("compute share", &needed, || canary.time());
     findings.report()
 }

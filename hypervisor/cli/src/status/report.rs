@@ -119,7 +119,7 @@ pub(crate) fn known_compute_on(known: &api::Session, uuid: &str) -> ComputeRepor
     limited.map_or_else(unlimited, known_compute)
 }
 
-/// Of a session without a time limit nothing is measured.
+/// Of a session without a compute share nothing is measured.
 fn unlimited() -> ComputeReport {
     let ComputeLimit { share_ppm, policy, soft_ppm, weight, priority } = ComputeLimit::NONE;
     ComputeReport {

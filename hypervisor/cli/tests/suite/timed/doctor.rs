@@ -15,7 +15,7 @@ fn the_doctor_proves_both_limits() {
     let (code, stdout, stderr) = outcome(&mut command);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     let report: DoctorReport = serde_json::from_str(&stdout).unwrap();
-    for check in ["functions", "memory limit", "time limit"] {
+    for check in ["functions", "memory limit", "compute share"] {
         let finding = report.findings.iter().find(|finding| finding.check == check).unwrap();
         assert_eq!(finding.state, FindingState::Ok, "{finding:?}");
     }
@@ -40,6 +40,6 @@ fn the_doctor_does_not_judge_a_busy_gpu() {
     drop(neighbour.stdout.take());
     let _ = neighbour.wait().unwrap();
     assert_eq!((code, stderr.as_str()), (75, ""), "{stdout}");
-    let found = "busy     time limit     the GPU is busy: cannot judge";
+    let found = "busy     compute share     the GPU is busy: cannot judge";
     assert!(stdout.contains(found) && !stdout.contains("limits hold."), "{stdout}");
 }
