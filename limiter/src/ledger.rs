@@ -176,8 +176,8 @@ impl DeviceLedger {
     }
 
     /// Whether the session's memory limit is above the part of it that may be on the device.
-    pub(crate) fn is_oversubscribed(&self) -> bool {
-        self.page().is_some_and(is_oversubscribed_by)
+    pub(crate) fn is_overcommitted(&self) -> bool {
+        self.page().is_some_and(is_overcommitted_by)
     }
 
     fn or_say<T>(&self, result: Result<T, PageError>) -> Option<T> {
@@ -201,7 +201,7 @@ pub(crate) fn left(opened: &Ledger<'_>) -> u64 {
     left.min(opened.real_limit().saturating_sub(opened.on_device()))
 }
 
-/// Whether a page's limits allow it: see [`DeviceLedger::is_oversubscribed`].
-pub(crate) fn is_oversubscribed_by(page: &PageLayout) -> bool {
+/// Whether a page's limits allow it: see [`DeviceLedger::is_overcommitted`].
+pub(crate) fn is_overcommitted_by(page: &PageLayout) -> bool {
     page.memory_real.load(Relaxed) < page.memory_limit.load(Relaxed)
 }

@@ -85,7 +85,7 @@ message! {
         /// How the share is meant. `none` takes the compute share away.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub policy: Option<Policy>,
-        /// The ceiling under `balance`, in millionths; at least the share.
+        /// The burst limit under `balance`, in millionths; at least the share.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "description", oai(validator(minimum(value = "1"), maximum(value = "1000000"))))]
         pub soft_ppm: Option<u32>,
@@ -126,7 +126,7 @@ message! {
         pub policy: Policy,
         /// Share of the device's time, in millionths; without meaning under `none`.
         pub share_ppm: u32,
-        /// The ceiling under `balance`, in millionths.
+        /// The burst limit under `balance`, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
         /// Its part of spare time, in relation to other sessions'.
@@ -155,7 +155,7 @@ message! {
         pub policy: Policy,
         /// Share of the device's time, in millionths; without meaning under `none`.
         pub share_ppm: u32,
-        /// The ceiling under `balance`, in millionths.
+        /// The burst limit under `balance`, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
         /// Its part of spare time, in relation to other sessions'.

@@ -122,7 +122,7 @@ message! {
         /// Arrays.
         pub array_bytes: u64,
         /// Placed on the host.
-        pub oversubscribed_bytes: u64,
+        pub overcommitted_bytes: u64,
         /// Taken by the driver without a call that says so.
         pub driver_bytes: u64,
         /// Kept free for code that the driver has yet to place.
@@ -141,7 +141,7 @@ message! {
         pub policy: Policy,
         /// Its share of the device's time, in millionths.
         pub share_ppm: u32,
-        /// Its ceiling under `balance`, in millionths.
+        /// Its burst limit under `balance`, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
         /// Its part of spare time, in relation to other sessions'.

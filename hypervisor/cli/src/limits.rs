@@ -220,6 +220,6 @@ mod tests {
         assert!(message.contains("--policy balance needs --compute"), "{message}");
         let soft = LimitArgs { soft: Some(1), policy: Some(Policy::Fixed), ..LimitArgs::default() };
         let message = check(&soft.request(), &[]).unwrap_err().to_string();
-        assert!(message.contains("--soft needs --compute"), "{message}");
+        assert!(message.contains("--burst needs --compute"), "{message}");
     }
 }

@@ -121,7 +121,7 @@ fn known_profiles(names: &[String]) -> String {
 
 /// What a profile may set: the options of `sluice run`.
 const KEYS: [&str; 9] =
-    ["mem", "mem-real", "compute", "policy", "soft", "weight", "priority", "device", "gpus"];
+    ["mem", "mem-real", "compute", "policy", "burst", "weight", "priority", "device", "gpus"];
 
 /// A profile, as it is written: by key, the values and their line.
 #[derive(Debug, Default)]
@@ -323,7 +323,7 @@ fn profile(path: &Path, name: &str, words: &Words) -> (Profile, Vec<(usize, Prof
         mem_real: value(at, &mut wrong, "mem-real", parse_amount),
         compute: value(at, &mut wrong, "compute", parse_percent),
         policy: value(at, &mut wrong, "policy", str::parse::<Policy>),
-        soft: value(at, &mut wrong, "soft", parse_percent),
+        soft: value(at, &mut wrong, "burst", parse_percent),
         weight: value(at, &mut wrong, "weight", parse_weight),
         priority: value(at, &mut wrong, "priority", str::parse::<Priority>),
     };
@@ -391,7 +391,7 @@ mod tests {
             mem = "50%"
             mem-real = "1GiB"
             compute = 25
-            soft = "60%"
+            burst = "60%"
             weight = 7
             priority = "low"
             device = [0, "GPU-1"]
@@ -428,7 +428,7 @@ mod tests {
             ("[profile.a]\npolicy = \"fair\"\n", &["policy = fair: ", "balance"]),
             ("[profile.a]\npriority = \"middle\"\n", &["priority = middle: "]),
             ("[profile.a]\nweight = 0\n", &["weight = 0: "]),
-            ("[profile.a]\nsoft = 60\n", &["profile 'a': ", "--soft needs --compute"]),
+            ("[profile.a]\nburst = 60\n", &["profile 'a': ", "--burst needs --compute"]),
             ("[profile.a]\ngpus = 1\ndevice = [0]\n", &["device and gpus"]),
             ("[profile.a]\ngpus = \"some\"\n", &["gpus = some: "]),
         ] {

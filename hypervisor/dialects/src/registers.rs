@@ -434,7 +434,7 @@ mod tests {
         assert_eq!(written, text.replace("true:", "true,hami-core:"));
     }
 
-    /// Its documentation of oversubscribed memory has this text, as `kubectl` shows it.
+    /// Its documentation of overcommitted memory has this text, as `kubectl` shows it.
     #[test]
     fn vgpu_managers_own_example() {
         let gpu = "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28";

@@ -46,7 +46,7 @@ pub struct SavedBalance {
 pub(super) struct Account {
     quota: ComputeLimit,
     guaranteed_ppm: u32,
-    /// The share by which it takes turns: see `oversubscribed`.
+    /// The share by which it takes turns: see `overcommitted`.
     turns_ppm: u32,
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,

@@ -44,7 +44,7 @@ mod decision;
 mod density;
 mod frozen;
 mod gang;
-mod oversubscribed;
+mod overcommitted;
 mod preempt;
 mod reports;
 mod spare;

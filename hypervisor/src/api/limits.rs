@@ -56,7 +56,8 @@ impl Limits {
         let session = self.0.session_to_change(&caller, id.0)?;
         let name = &session.name;
         if session.is_frozen && change.0.policy == Some(api::Policy::None) {
-            let message = format!("session {name:?} is frozen: without a compute share it would run");
+            let message =
+                format!("session {name:?} is frozen: without a compute share it would run");
             let accepted = "the same call after POST /api/v1/sessions/{id}/thaw";
             return Err(Refused::new(ProblemCode::Frozen, message, accepted));
         }

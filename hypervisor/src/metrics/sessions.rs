@@ -101,13 +101,13 @@ fn tell_accounts(
     };
     families.gauge(
         "sluice_session_share_ratio",
-        "The session's share of the device's time.",
+        "Compute share of the session, as a part of the device's time.",
         each(|account| ratio(account.limit.share_ppm.into())),
     )?;
     families.gauge(
-        "sluice_session_share_ceiling_ratio",
-        "The most of the device's time that the session may have: under policy balance more than its share.",
-        each(ceiling),
+        "sluice_session_burst_limit_ratio",
+        "Burst limit of the session: under policy balance the most of the device's time that it may have, else its compute share.",
+        each(burst_limit),
     )?;
     families.gauge(
         "sluice_session_balance_seconds",
@@ -120,8 +120,8 @@ fn tell_accounts(
         each(|account| seconds(account.charged_ns)),
     )?;
     families.counter(
-        "sluice_session_spare_gpu_seconds",
-        "The part of it that nobody else wanted.",
+        "sluice_session_burst_gpu_seconds",
+        "The part of it beyond the guaranteed compute share: idle time that no other session claimed.",
         each(|account| seconds(account.spare_ns)),
     )?;
     families.counter(
@@ -141,7 +141,7 @@ fn tell_accounts(
     )
 }
 
-fn ceiling(account: &AccountFigures) -> f64 {
+fn burst_limit(account: &AccountFigures) -> f64 {
     let limit = &account.limit;
     match limit.policy {
         Policy::Balance => limit.soft_ppm.map_or(1.0, |soft| ratio(soft.into())),
@@ -217,7 +217,7 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
     });
     families.gauge(
         "sluice_session_memory_bytes",
-        "Memory of the session by its own account, by kind; oversubscribed is on the host.",
+        "Memory of the session by its own account, by kind; overcommitted is on the host.",
         by_kind,
     )?;
     let by_process = memory.sessions.iter().flat_map(|(key, figures)| {
@@ -247,7 +247,7 @@ const fn word(kind: MemoryKind) -> &'static str {
         MemoryKind::Pool => "pool",
         MemoryKind::Graph => "graph",
         MemoryKind::Array => "array",
-        MemoryKind::Oversubscribed => "oversubscribed",
+        MemoryKind::Overcommitted => "overcommitted",
         MemoryKind::Driver => "driver",
         MemoryKind::Headroom => "headroom",
     }

@@ -254,7 +254,7 @@ fn memory(key: &SessionKey, pages: &Sample) -> Vec<SessionMemory> {
             pool_bytes: bytes(MemoryKind::Pool),
             graph_bytes: bytes(MemoryKind::Graph),
             array_bytes: bytes(MemoryKind::Array),
-            oversubscribed_bytes: bytes(MemoryKind::Oversubscribed),
+            overcommitted_bytes: bytes(MemoryKind::Overcommitted),
             driver_bytes: bytes(MemoryKind::Driver),
             headroom_bytes: bytes(MemoryKind::Headroom),
             refusals: by_limits.fold(0, |sum: u64, (count, _)| sum.saturating_add(*count)),

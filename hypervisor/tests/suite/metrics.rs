@@ -63,7 +63,7 @@ fn what_a_session_gets_is_told_until_it_ends() {
     admission(&daemon.client(), worker, None, Some(PATIENCE)).unwrap().unwrap();
     let text = metrics();
     assert_eq!(value(&text, "sluice_session_share_ratio", &of("stays")), Some(0.3));
-    assert_eq!(value(&text, "sluice_session_share_ceiling_ratio", &of("goes")), Some(0.5));
+    assert_eq!(value(&text, "sluice_session_burst_limit_ratio", &of("goes")), Some(0.5));
     assert_eq!(value(&text, "sluice_session_turns_total", &of("stays")), Some(1.0));
     let on_device = [("uuid", uuid.as_str())];
     let turns = |name: &str, labels: &[(&str, &str)]| value(&text, name, labels).unwrap();

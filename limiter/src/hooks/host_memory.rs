@@ -2,7 +2,7 @@
 
 use super::Call;
 use super::pointers::written;
-use crate::memory::oversubscribe::{
+use crate::memory::overcommit::{
     ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
 };
 use crate::process::Process;
@@ -11,7 +11,7 @@ use core::ffi::{c_uint, c_void};
 use driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
 
 macros::hooks! {
-    /// CUDA driver API, Unified Addressing / Memory Management: what oversubscription has placed on the
+    /// CUDA driver API, Unified Addressing / Memory Management: what overcommitment has placed on the
     /// host stays there and is not shared.
     library Cuda;
 

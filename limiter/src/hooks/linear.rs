@@ -3,7 +3,7 @@
 use super::Call;
 use super::pointers::written;
 use crate::driver_calls;
-use crate::memory::{self, Handle, oversubscribe};
+use crate::memory::{self, Handle, overcommit};
 use crate::process::Process;
 use crate::verdict::Verdict;
 use core::ffi::c_uint;
@@ -50,7 +50,7 @@ fn charged<P: Copy + Into<u64>>(
     }
 }
 
-/// As [`charged`], for memory that `on_host` can place on the host if the session is oversubscribed. `valid`:
+/// As [`charged`], for memory that `on_host` can place on the host if the session is overcommitted. `valid`:
 /// the driver would accept the arguments.
 fn anywhere(
     process: &'static Process,
@@ -84,7 +84,7 @@ fn anywhere(
 /// `pointer` is the program's, not null.
 pub(super) unsafe fn place(bytes: u64, pointer: *mut DevicePtr) -> CuResult {
     let Ok(bytes) = usize::try_from(bytes) else { return CuResult::OUT_OF_MEMORY };
-    match oversubscribe::place(bytes) {
+    match overcommit::place(bytes) {
         Ok(address) => {
             // SAFETY: as promised by the caller.
             unsafe { pointer.write_unaligned(address) };
@@ -167,7 +167,7 @@ fn managed(
         }
         // SAFETY: the call succeeded, so the driver has written there.
         let address = unsafe { written(pointer) };
-        let result = oversubscribe::keep_on_host(address, bytes);
+        let result = overcommit::keep_on_host(address, bytes);
         if !result.is_ok() {
             let _ = driver_calls::mem_free(address);
         }

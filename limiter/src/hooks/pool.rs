@@ -107,7 +107,7 @@ fn charged(
                     let _ = driver_calls::mem_free_async(address(), named(stream, per_thread));
                 },
             );
-            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !device.ledger.is_oversubscribed()
+            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !device.ledger.is_overcommitted()
             {
                 return result;
             }

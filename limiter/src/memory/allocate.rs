@@ -5,7 +5,7 @@
 
 use super::device::{DeviceMemory, Devices};
 use super::holdings::Holdings;
-use super::oversubscribe::HostPlaced;
+use super::overcommit::HostPlaced;
 use super::refusal::{declined, refused};
 use super::reserve::Reserve;
 use super::tracker::Handle;
@@ -44,8 +44,8 @@ pub(super) fn allocate_anywhere(
         .reserve(device, MemoryKind::Data, bytes)
         .map(|reservation| reservation.spend(call, || Handle::Address(address())));
     match on_device {
-        Some(result) if result != CuResult::OUT_OF_MEMORY || !ledger.is_oversubscribed() => result,
-        None if !ledger.is_oversubscribed() => refused(ledger, bytes),
+        Some(result) if result != CuResult::OUT_OF_MEMORY || !ledger.is_overcommitted() => result,
+        None if !ledger.is_overcommitted() => refused(ledger, bytes),
         Some(_) | None => place_on_host(placed, device, bytes, on_host, address),
     }
 }

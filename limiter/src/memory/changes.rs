@@ -181,7 +181,7 @@ fn charged_in(opened: &Ledger<'_>, device: &DeviceLedger) -> u64 {
 
 fn by_calls(bytes: impl Fn(MemoryKind) -> u64) -> u64 {
     let of_calls = |kind: &MemoryKind| {
-        !matches!(kind, MemoryKind::Driver | MemoryKind::Oversubscribed | MemoryKind::Headroom)
+        !matches!(kind, MemoryKind::Driver | MemoryKind::Overcommitted | MemoryKind::Headroom)
     };
     MemoryKind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }

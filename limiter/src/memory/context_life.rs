@@ -192,8 +192,8 @@ impl MemoryReading {
         let bytes =
             |kind: MemoryKind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
         let taken = |kind: &MemoryKind| {
-            use MemoryKind::{Context, Headroom, Oversubscribed};
-            !matches!(kind, Context | Headroom | Oversubscribed)
+            use MemoryKind::{Context, Headroom, Overcommitted};
+            !matches!(kind, Context | Headroom | Overcommitted)
         };
         let taken = MemoryKind::ALL.into_iter().filter(taken);
         let (hidden, foreign) = holdings.physical.shown_otherwise(device);

@@ -3,7 +3,7 @@
 //! Each layer uses only those below it:
 //!
 //! * [`Memory`]: the whole, as the hooks use it
-//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that
+//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `overcommit`: calls that
 //!   take memory and calls that give it back; `reconciler`: the thread for changes that no call reports
 //! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: what the driver has taken
 //!   by itself; `clearance`: which allocations need no check
@@ -29,7 +29,7 @@ mod holdings;
 mod holes;
 mod images;
 pub(crate) mod marks;
-pub(crate) mod oversubscribe;
+pub(crate) mod overcommit;
 pub(crate) mod physical;
 mod pieces;
 mod pool_allocation;
@@ -55,14 +55,14 @@ pub(crate) use tracker::Handle;
 
 use crate::driver_calls;
 use crate::exit_guard::ExitGuard;
-use crate::ledger::{DeviceLedger, is_oversubscribed_by};
+use crate::ledger::{DeviceLedger, is_overcommitted_by};
 use changes::Changing;
 use core::sync::atomic::Ordering::Relaxed;
 use device::{Devices, Shared};
 use driver::cuda::{self, CuResult, DevicePtr, Graph, GraphExec, MemoryPool, Stream};
 use graphs::Graphs;
 use images::Images;
-use oversubscribe::HostPlaced;
+use overcommit::HostPlaced;
 use physical::Physical;
 use pools::Pools;
 use reconciler::{Charge, Started};
@@ -350,7 +350,7 @@ impl Memory {
         }
         self.reserve.holdings.refresh(device, false);
         let used = page.used.load(Relaxed);
-        if is_oversubscribed_by(page) {
+        if is_overcommitted_by(page) {
             // An allocation that does not fit on the device is placed on the host.
             let free = limit.saturating_sub(used);
             return Some(ReportedMemory { total: limit, free, used: used.min(limit) });

@@ -8,7 +8,7 @@
 use super::bell::Bell;
 use super::device::Devices;
 use super::holdings::Holdings;
-use super::oversubscribe::HostPlaced;
+use super::overcommit::HostPlaced;
 use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};

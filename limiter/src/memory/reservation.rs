@@ -84,7 +84,7 @@ impl Reservation {
             Some(mut opened) => {
                 let fits = match opened.place(needed(kind, bytes)) {
                     Ok(Placement::Device) => true,
-                    Ok(Placement::Host) => kind == MemoryKind::Oversubscribed,
+                    Ok(Placement::Host) => kind == MemoryKind::Overcommitted,
                     Err(_) => false,
                 };
                 fits.then(|| {
@@ -146,7 +146,7 @@ impl Reservation {
 
 /// The device has no room for what the session's limit allows. What may yet be placed on the host is not refused.
 fn is_full(device: &DeviceMemory, bytes: u64) {
-    if !device.ledger.is_oversubscribed() {
+    if !device.ledger.is_overcommitted() {
         device.ledger.note_refusal(RefusedFor::Device, bytes);
     }
 }

@@ -147,7 +147,7 @@ fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionPro
         };
         let bytes = |kind: MemoryKind| slot.bytes[kind as usize].load(Relaxed);
         let taken =
-            |kind: &MemoryKind| !matches!(kind, MemoryKind::Oversubscribed | MemoryKind::Headroom);
+            |kind: &MemoryKind| !matches!(kind, MemoryKind::Overcommitted | MemoryKind::Headroom);
         let taken = MemoryKind::ALL.into_iter().filter(taken);
         let kept = bytes(MemoryKind::Headroom);
         Some(SessionProcess { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add), kept })

@@ -199,7 +199,7 @@ mod timed {
     fn a_ceiling_is_believed_up_to_the_slack() {
         let gained = gained(A_DAY, |stage, socket| {
             let mut command = stage.native(built("sluice"));
-            command.args(["run", "--fake-gpu", "--compute", "10", "--soft", "40", "--daemon"]);
+            command.args(["run", "--fake-gpu", "--compute", "10", "--burst", "40", "--daemon"]);
             command.arg(socket).arg("--").arg(built("tenant"));
             command
         });

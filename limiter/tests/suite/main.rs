@@ -19,7 +19,7 @@ mod memory;
 mod memory_ceiling;
 mod observer;
 mod older_drivers;
-mod oversubscribe;
+mod overcommit;
 mod pointers;
 mod preloads;
 mod processes;

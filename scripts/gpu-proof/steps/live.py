@@ -36,7 +36,7 @@ KINDS = {
     "share-daemon": (True, [[]], [(["--compute", "75%"], 75), (["--compute", "25%"], 25)]),
     "limit-daemon": (True, [[]], [(["--compute", "75%"], 75), (["--policy", "none"], 100)]),
     "policy": (True, [["--compute", "30%"]], [(["--policy", "balance"], 100), (["--policy", "fixed"], 30)]),
-    "soft": (True, [["--compute", "30%"]], [(["--soft", "80%"], 80), (["--soft", "40%"], 40)]),
+    "soft": (True, [["--compute", "30%"]], [(["--burst", "80%"], 80), (["--burst", "40%"], 40)]),
     # Of the 80 % that are guaranteed to nobody.
     "weight": (True, [BALANCED, [*BALANCED, "--weight", "3"]], [(["--weight", "9"], 70), (["--weight", "1"], 30)]),
     "priority": (True, [HALF, HALF], [(["--priority", "low"], 5), (["--priority", "high"], 50)]),

@@ -204,7 +204,7 @@ impl Config {
         })
     }
 
-    /// The limits of each kind (memory, its part on the device, share, soft limit) of which none is for one of
+    /// The limits of each kind (memory, its part on the device, share, burst limit) of which none is for one of
     /// `devices`: that kind would limit nothing there.
     pub fn for_none_of(&self, devices: &[DeviceIdentity]) -> Vec<String> {
         self.rules.for_none_of(devices)

@@ -159,7 +159,7 @@ impl Rules {
         memory.chain(of(&self.share)).chain(of(&self.soft)).collect()
     }
 
-    /// The limits, with their variables: memory, the part of it on the device, shares, and soft limits. A kind of
+    /// The limits, with their variables: memory, the part of it on the device, shares, and burst limits. A kind of
     /// which each is lifted is none.
     fn kinds(&self) -> [Vec<(&str, Scope)>; 4] {
         fn of<T>(rules: &[LimitRule<T>]) -> Vec<(&str, Scope)> {

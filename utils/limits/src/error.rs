@@ -26,10 +26,10 @@ pub enum RequestError {
         /// The settings.
         others: Vec<Name>,
     },
-    /// A soft limit under a policy that gives no spare time.
+    /// A burst limit under a policy that gives no idle time.
     #[error("{soft} is for idle time, and {policy} gives none: set only one of them")]
     SoftUnderFixed {
-        /// The soft limit.
+        /// The burst limit.
         soft: Name,
         /// The policy.
         policy: Name,
@@ -42,13 +42,13 @@ pub enum RequestError {
         /// The setting that would give spare time.
         balance: &'static str,
     },
-    /// The soft limit is less than the guaranteed share.
+    /// The burst limit is less than the guaranteed share.
     #[error(
         "{} {} is less than {} {}",
         soft.name, Percent(soft.value), share.name, Percent(share.value)
     )]
     SoftBelowShare {
-        /// The soft limit, in millionths.
+        /// The burst limit, in millionths.
         soft: Named<u32>,
         /// The share, in millionths.
         share: Named<u32>,

@@ -255,7 +255,7 @@ impl Request {
         let asks = self.names_beside_policy().next().is_some() || self.policy.is_some();
         if let Some(soft) = limit.soft_ppm.filter(|soft| asks && *soft < limit.share_ppm) {
             return Err(RequestError::SoftBelowShare {
-                soft: Named::new(soft, name_of(&self.soft, "the present soft limit of")),
+                soft: Named::new(soft, name_of(&self.soft, "the present burst limit of")),
                 share: Named::new(limit.share_ppm, name_of(&self.share, "the present share of")),
             });
         }
@@ -279,7 +279,7 @@ impl Request {
     /// Checks settings that need a share, if there is none and none is asked for.
     fn without_share(&self, unused: Unused) -> Result<(), RequestError> {
         let policy = self.policy.as_ref().map(|policy| &policy.name);
-        // A soft limit is a limit, so it is never ignored.
+        // A burst limit is a limit, so it is never ignored.
         let needing = match unused {
             Unused::Refused => policy.or_else(|| self.names_beside_policy().next()),
             Unused::Ignored => self.soft.as_ref().map(|soft| &soft.name),

@@ -60,7 +60,7 @@ prop_compose! {
             real: named(real, "--mem-real", number),
             share: named(share, "devices[0].share_ppm", number),
             policy: named(policy, "sluice.dev/policy", number),
-            soft: named(soft, "--soft", number),
+            soft: named(soft, "--burst", number),
             weight: named(weight, "SLUICE_WEIGHT", number),
             priority: named(priority, "--priority", number),
         }

@@ -12,7 +12,7 @@ const NAMES: Names = Names {
     memory: "--mem",
     real: "--mem-real",
     share: "--compute",
-    balance: "--policy balance or --soft",
+    balance: "--policy balance or --burst",
 };
 
 /// Options of a command line.
@@ -39,7 +39,7 @@ fn request(options: Options) -> Request {
         real: named(options.mem_real.map(Part::Amount), "--mem-real"),
         share: named(options.compute, "--compute"),
         policy: options.policy.map(|policy| Named::new(policy, format!("--policy {policy}"))),
-        soft: named(options.soft, "--soft"),
+        soft: named(options.soft, "--burst"),
         weight: named(options.weight, "--weight"),
         priority: named(options.priority, "--priority"),
         ..Request::nothing(NAMES)
@@ -105,7 +105,7 @@ fn policies_and_soft_limits_go_together() {
 }
 
 #[test]
-fn oversubscription_follows() {
+fn overcommitment_follows() {
     let limit = |limit, real| Some(MemoryLimit { limit: limit * GIB, real: Some(real * GIB) });
     let oversold = Limits { memory: limit(24, 12), ..before() };
     let mem = |number| Options { mem: gib(number), ..none() };
@@ -128,7 +128,7 @@ fn what_cannot_be_changed_is_refused() {
         (Options { policy: Some(Policy::None), weight: Some(3), ..none() }, "leave them out"),
         (Options { weight: Some(3), ..none() }, "--weight"),
         (Options { soft: Some(200_000), ..none() }, "is less than the present share of 30%"),
-        (Options { soft: Some(400_000), policy: Some(Policy::Fixed), ..none() }, "--soft"),
+        (Options { soft: Some(400_000), policy: Some(Policy::Fixed), ..none() }, "--burst"),
     ] {
         let message = changed(&before(), asked).unwrap_err();
         assert!(message.contains(named), "{message}");
@@ -165,7 +165,7 @@ fn limits_come_and_go() {
         (Options { mem_real: gib(1), ..none() }, "set --mem, too"),
         (Options { policy: Some(Policy::Balance), ..none() }, "--policy balance needs --compute"),
         (Options { policy: Some(Policy::Fixed), ..none() }, "--policy fixed needs --compute"),
-        (Options { soft: Some(1), ..none() }, "--soft needs --compute"),
+        (Options { soft: Some(1), ..none() }, "--burst needs --compute"),
         (Options { weight: Some(1), ..none() }, "--weight needs --compute"),
         (Options { priority: Some(Priority::Low), ..none() }, "--priority needs --compute"),
     ] {
@@ -208,7 +208,7 @@ fn what_cannot_be_meant_together_is_refused() {
     for (options, named) in [
         (Options { policy: Some(Policy::None), ..share }, "--policy none"),
         (Options { soft: Some(600_000), policy: fixed, ..share }, "--policy fixed"),
-        (Options { soft: Some(299_999), ..share }, "--soft 29.9999% is less than --compute 30%"),
+        (Options { soft: Some(299_999), ..share }, "--burst 29.9999% is less than --compute 30%"),
         (Options { weight: Some(2), ..share }, "--weight is for idle time"),
         (Options { mem_real: gib(1), ..none() }, "--mem-real is a part of a memory limit"),
         (
@@ -277,7 +277,7 @@ fn a_request_in_words() {
     assert_eq!(
         request(options).to_string(),
         "memory 8GiB (--mem), on the device 25% (--mem-real), compute 12.5% (--compute) guaranteed, \
-         at most 60% (--soft), weight 13, priority low"
+         at most 60% (--burst), weight 13, priority low"
     );
     let lifted = Options { no_mem: true, policy: Some(Policy::None), ..none() };
     let expected = "memory unlimited (--no-mem), compute unlimited (--policy none)";

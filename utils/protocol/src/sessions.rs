@@ -206,7 +206,8 @@ pub struct ByKind {
     /// Arrays.
     pub array: u64,
     /// Placed on the host.
-    pub oversubscribed: u64,
+    #[serde(alias = "oversubscribed")]
+    pub overcommitted: u64,
     /// Taken by the driver without a call that says so.
     pub driver: u64,
     /// Kept free for code that the driver has yet to place.

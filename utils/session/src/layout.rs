@@ -31,7 +31,7 @@ pub enum MemoryKind {
     /// Arrays and mipmapped arrays.
     Array = 4,
     /// Memory placed on the host because the real share was used up.
-    Oversubscribed = 5,
+    Overcommitted = 5,
     /// What the driver has taken without a call that says how much (code, stacks, printf buffers),
     /// as far as NVML shows it.
     Driver = 6,
@@ -47,7 +47,7 @@ impl MemoryKind {
         Self::Pool,
         Self::Graph,
         Self::Array,
-        Self::Oversubscribed,
+        Self::Overcommitted,
         Self::Driver,
         Self::Headroom,
     ];
@@ -172,7 +172,7 @@ pub struct PageLayout {
     pub busy_until_ns: AtomicU64,
     /// The processes.
     pub slots: [MemberSlot; SLOTS],
-    /// Sum of all slots' [`MemoryKind::Oversubscribed`].
+    /// Sum of all slots' [`MemoryKind::Overcommitted`].
     pub on_host: AtomicU64,
     /// When dead processes were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,

@@ -28,7 +28,7 @@ const NAMES: Names = Names {
     memory: "--mem",
     real: "--mem-real",
     share: "--compute",
-    balance: "--policy balance or --soft",
+    balance: "--policy balance or --burst",
 };
 
 /// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
@@ -156,7 +156,7 @@ Examples:
   sluice run --mem 8GiB --compute 30 -- python train.py
   sluice run --device 1 --mem 4GiB -- ./infer
   sluice run --gpus device=0,1 --name train --mem 8GiB torchrun train.py
-  sluice run --mem 50% --compute 25 --soft 60 -- python serve.py
+  sluice run --mem 50% --compute 25 --burst 60 -- python serve.py
   sluice run --mem 24GiB --mem-real 16GiB -- python train.py
   sluice run --profile small -- ./infer
   sluice run --mem 1GiB -- nvidia-smi
@@ -223,17 +223,18 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
     pub mem_real: Option<Amount>,
 
-    /// Share of each device's time in percent, above 0 and up to 100: 30, 12.5 or 30%.
+    /// Compute share: percentage of each device's time, above 0 and up to 100: 30, 12.5 or 30%.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub compute: Option<u32>,
 
     /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
-    /// none = not enforced [default: fixed, or balance with --soft]
+    /// none = not enforced [default: fixed, or balance with --burst]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     pub policy: Option<Policy>,
 
-    /// Policy balance: the part of each device's time that is never exceeded, at least --compute.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
+    /// Burst limit: with policy balance, the percentage of each device's time that idle time may add up to, at least
+    /// --compute
+    #[arg(long = "burst", alias = "soft", value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub soft: Option<u32>,
 
     /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
@@ -259,7 +260,7 @@ impl LimitArgs {
             real: named(self.mem_real.map(Part::Amount), NAMES.real),
             share: named(self.compute, NAMES.share),
             policy: self.policy.map(|policy| Named::new(policy, format!("--policy {policy}"))),
-            soft: named(self.soft, "--soft"),
+            soft: named(self.soft, "--burst"),
             weight: named(self.weight, "--weight"),
             priority: named(self.priority, "--priority"),
             ..Request::nothing(NAMES)
@@ -273,7 +274,7 @@ impl LimitArgs {
 Examples:
   sluice limit 4711 --mem 4GiB
   sluice limit train --compute 50
-  sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --soft 80
+  sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --burst 80
   sluice limit 4711 --no-mem --policy none
 
 Changes the devices that the session has used, or all of its devices if it has used none; on others it
@@ -428,7 +429,7 @@ mod tests {
             ["--policy", "fair"],
             ["--mem", "101%"],
             ["--mem-real", "0"],
-            ["--soft", "0"],
+            ["--burst", "0"],
             ["--weight", "0"],
             ["--weight", "10001"],
             ["--priority", "middle"],

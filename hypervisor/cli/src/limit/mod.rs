@@ -128,7 +128,7 @@ fn request_of(arguments: &LimitArguments) -> Result<Request, Error> {
     if request.is_empty() {
         return Err(Error::Usage(
             "nothing to change: name at least one of --mem, --mem-real, --no-mem, --compute, \
-             --policy, --soft, --weight and --priority"
+             --policy, --burst, --weight and --priority"
                 .to_owned(),
         ));
     }

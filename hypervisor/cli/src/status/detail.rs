@@ -119,7 +119,7 @@ pub(crate) fn named(kinds: &ByKind) -> [(&'static str, u64); 8] {
         ("pool", kinds.pool),
         ("graph", kinds.graph),
         ("array", kinds.array),
-        ("oversubscribed", kinds.oversubscribed),
+        ("overcommitted", kinds.overcommitted),
         ("driver", kinds.driver),
         ("headroom", kinds.headroom),
     ]

@@ -39,7 +39,7 @@ fn a_hyphen_is_told_what_would_be_accepted() {
         (["--mem-real", "-1"], "'-1' is not a size above 0: expected bytes"),
         (["--mem", "-50%"], "'-50%' is not a percentage: expected 0.0001 to 100"),
         (["--compute", "-5"], "'-5' is not a percentage: expected 0.0001 to 100"),
-        (["--soft", "-5%"], "'-5%' is not a percentage: expected 0.0001 to 100"),
+        (["--burst", "-5%"], "'-5%' is not a percentage: expected 0.0001 to 100"),
         (["--weight", "-1"], "'-1' is not a weight: expected a whole number from 1 to 10000"),
         (["--mem", "--compute"], "'--compute' is not a size above 0"),
     ] {
@@ -90,7 +90,7 @@ fn numbers_in_other_forms_are_refused() {
         assert!(said.contains("is not a percentage: expected 0.0001 to 100"), "{value}: {said}");
     }
     for value in ["", "+5", " 5", "05", "5.0", "1e1", "0", "10001", "５"] {
-        let said = refused(&sluice, &["--compute", "50", "--soft", "60", "--weight", value]);
+        let said = refused(&sluice, &["--compute", "50", "--burst", "60", "--weight", value]);
         assert!(said.contains("is not a weight: expected a whole number"), "{value}: {said}");
     }
     for value in ["+0", "00", "0x0", "０", "1e0"] {

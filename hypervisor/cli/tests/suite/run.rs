@@ -44,8 +44,8 @@ fn wrong_usage_ends_with_2_and_names_the_option() {
         (&["run", "--policy", "fair", "--", "true"], "--policy"),
         (&["run", "--compute", "5", "--policy", "none", "--", "true"], "--policy none"),
         (&["run", "--policy", "balance", "--", "true"], "--compute"),
-        (&["run", "--soft", "50", "--", "true"], "--compute"),
-        (&["run", "--compute", "50", "--soft", "40", "--", "true"], "--soft 40%"),
+        (&["run", "--burst", "50", "--", "true"], "--compute"),
+        (&["run", "--compute", "50", "--burst", "40", "--", "true"], "--burst 40%"),
         (&["run", "--mem-real", "1g", "--", "true"], "--mem-real"),
         (&["run", "--mem", "1g", "--mem-real", "2g", "--", "true"], "--mem-real 2GiB"),
         (&["run", "--compute", "5", "--weight", "5", "--", "true"], "--weight"),
@@ -169,7 +169,7 @@ fn limits_are_told_per_device() {
 #[test]
 fn what_only_a_daemon_can_give_is_told_where_there_is_none() {
     let sluice = Sluice::new();
-    for options in [&["--soft", "60"][..], &["--policy", "balance"], &["--priority", "low"]] {
+    for options in [&["--burst", "60"][..], &["--policy", "balance"], &["--priority", "low"]] {
         let mut command = sluice.run(&["--fake-gpu", "--daemon", "none", "--compute", "30"]);
         let (code, stdout, stderr) = outcome(command.args(options).args(["--", "true"]));
         assert_eq!((code, stdout.as_str()), (0, ""));

@@ -356,7 +356,7 @@ fn on_aarch64(table: &mut Vec<Check>) {
         check("memory limits on aarch64", limits_on_aarch64),
         Check::tests(Tier::Reach, "limiter on aarch64", |job| {
             let folder = job.built("emulated");
-            let modules = "callers|lists|loader|memory|memory_ceiling|oversubscribe";
+            let modules = "callers|lists|loader|memory|memory_ceiling|overcommit";
             let mut command = nextest(job);
             command
                 .args(["-E", &format!("package(cuda-limiter) & binary(suite) & test(/^({modules})::/) - test(/{NOT_EMULATED}/)")])

@@ -65,7 +65,7 @@ pub(crate) fn make(arguments: Arguments, target: PathBuf) -> Result<(), Error> {
         thread::sleep(Duration::from_millis(100));
     }
     start(&mut session("train --mem 8GiB --compute 50 tenant dense --kernel-us 2000"))?;
-    start(&mut session("serve --mem 2GiB --compute 20 --soft 40 tenant dense --kernel-us 500"))?;
+    start(&mut session("serve --mem 2GiB --compute 20 --burst 40 tenant dense --kernel-us 500"))?;
     let notebook = "notebook --mem 1GiB tenant mem --api alloc --chunk 384MiB --cap 4GiB --hold 90";
     start(&mut program(&format!("sluice run --fake-gpu --device 0 --name {notebook}")))?;
     pause(3);

@@ -3,7 +3,7 @@
 mod choices;
 mod compute;
 mod hostile;
-mod oversubscription;
+mod overcommitment;
 mod priority;
 mod rows;
 

@@ -95,7 +95,7 @@ pub(crate) fn sessions() -> StatusReport {
         pool: 3 << 20,
         graph: 4 << 20,
         array: 5 << 20,
-        oversubscribed: 6 << 20,
+        overcommitted: 6 << 20,
         driver: 7 << 20,
         headroom: 8 << 20,
     };

@@ -59,7 +59,7 @@ pub(super) fn total(layout: &PageLayout, slot: usize) -> u64 {
 
 fn sums_hold(layout: &PageLayout) -> bool {
     let all: u64 = (0..SLOTS).map(|slot| total(layout, slot)).sum();
-    let host = MemoryKind::Oversubscribed as usize;
+    let host = MemoryKind::Overcommitted as usize;
     let on_host: u64 = layout.slots.iter().map(|slot| slot.bytes[host].load(Relaxed)).sum();
     layout.used.load(Relaxed) == all && layout.on_host.load(Relaxed) == on_host
 }

@@ -98,7 +98,7 @@ fn take(cell: &AtomicU64, bytes: u64) {
 
 impl Ledger<'_> {
     /// Takes `bytes` out of what is left of the limit. They are on the device, unless `kind` is
-    /// [`MemoryKind::Oversubscribed`].
+    /// [`MemoryKind::Overcommitted`].
     ///
     /// # Errors
     /// [`MemoryRefused`] if they do not fit; nothing has changed then.
@@ -109,7 +109,7 @@ impl Ledger<'_> {
         bytes: u64,
     ) -> Result<(), MemoryRefused> {
         match (kind, self.place(bytes)?) {
-            (MemoryKind::Oversubscribed, _) | (_, Placement::Device) => {
+            (MemoryKind::Overcommitted, _) | (_, Placement::Device) => {
                 self.charge(slot, kind, bytes);
                 Ok(())
             }
@@ -118,7 +118,7 @@ impl Ledger<'_> {
     }
 
     /// Takes `bytes` on the device as `kind` or, if the real part is used up, on the host as
-    /// [`MemoryKind::Oversubscribed`]. Returns which.
+    /// [`MemoryKind::Overcommitted`]. Returns which.
     ///
     /// # Errors
     /// [`MemoryRefused`] if the limit itself is used up; nothing has changed then.
@@ -129,7 +129,7 @@ impl Ledger<'_> {
         bytes: u64,
     ) -> Result<Placement, MemoryRefused> {
         let place = self.place(bytes)?;
-        let kind = if place == Placement::Host { MemoryKind::Oversubscribed } else { kind };
+        let kind = if place == Placement::Host { MemoryKind::Overcommitted } else { kind };
         self.charge(slot, kind, bytes);
         Ok(place)
     }
@@ -208,7 +208,7 @@ impl Ledger<'_> {
     fn sums(&self, kind: MemoryKind, change: impl Fn(&AtomicU64)) {
         change(&self.0.used);
         self.0.peak_bytes.fetch_max(self.used(), Relaxed);
-        if kind == MemoryKind::Oversubscribed {
+        if kind == MemoryKind::Overcommitted {
             change(&self.0.on_host);
         }
     }

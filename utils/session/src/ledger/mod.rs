@@ -105,7 +105,7 @@ impl<'a> Ledger<'a> {
                 used = used.saturating_add(cell.load(Relaxed));
             }
             on_host = on_host
-                .saturating_add(slot.bytes[MemoryKind::Oversubscribed as usize].load(Relaxed));
+                .saturating_add(slot.bytes[MemoryKind::Overcommitted as usize].load(Relaxed));
             holders += u32::from(slot.holding.load(Relaxed) == 1);
         }
         self.0.used.put(used);

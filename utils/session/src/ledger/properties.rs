@@ -61,7 +61,7 @@ impl Model {
     }
 
     fn on_host(&self) -> u64 {
-        let host = MemoryKind::Oversubscribed as usize;
+        let host = MemoryKind::Overcommitted as usize;
         self.has.iter().filter(|((_, kind), _)| *kind == host).map(|(_, bytes)| bytes).sum()
     }
 
@@ -88,7 +88,7 @@ impl Model {
 
     fn reserve(&mut self, process: usize, kind: MemoryKind, bytes: u64) -> Result<(), MemoryBound> {
         match (kind, self.place(bytes)?) {
-            (MemoryKind::Oversubscribed, _) | (_, Placement::Device) => {
+            (MemoryKind::Overcommitted, _) | (_, Placement::Device) => {
                 *self.cell(process, kind) += bytes
             }
             (_, Placement::Host) => return Err(MemoryBound::Real),
@@ -114,7 +114,7 @@ fn step(model: &mut Model, layout: &PageLayout, op: &Op) {
             let place = ledger.reserve_anywhere(slot(p), kind, bytes);
             assert_eq!(place.map_err(|refusal| refusal.bound), model.place(bytes));
             if let Ok(place) = place {
-                let kind = if place == Placement::Host { MemoryKind::Oversubscribed } else { kind };
+                let kind = if place == Placement::Host { MemoryKind::Overcommitted } else { kind };
                 *model.cell(p, kind) += bytes;
             }
         }

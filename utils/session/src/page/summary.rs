@@ -247,6 +247,6 @@ impl Summary {
     /// The part of [`Self::total`] that is on the device itself.
     #[must_use]
     pub fn on_device(&self) -> u64 {
-        self.total().saturating_sub(self.bytes(MemoryKind::Oversubscribed))
+        self.total().saturating_sub(self.bytes(MemoryKind::Overcommitted))
     }
 }

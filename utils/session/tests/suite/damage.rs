@@ -154,14 +154,14 @@ fn new_limits_are_seen_by_the_next_reservation() {
     assert_eq!(ledger.used(), 601);
     ledger.release(membership.slot(), MemoryKind::Data, 560).unwrap();
     drop(ledger);
-    assert_eq!(reserve(MemoryKind::Oversubscribed, 9), Ok(()));
+    assert_eq!(reserve(MemoryKind::Overcommitted, 9), Ok(()));
     drop(dir);
 }
 
 #[test]
 fn a_page_opened_by_its_path_says_who_has_what() {
     let (dir, membership, path) = stage();
-    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Oversubscribed, 30).unwrap();
+    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Overcommitted, 30).unwrap();
     // This process holds the slot's lock itself, so the summary relies on `/proc`.
     let looked = Page::open_existing(&path).unwrap();
     let summary = looked.summary().unwrap();

@@ -118,7 +118,7 @@ fn a_part_on_the_host_comes_and_goes_with_the_limit() {
     assert!(stdout.contains("no limit, is now 24GiB (2GiB on the device)"), "{stdout}");
     assert_eq!(program.tell("take 4096"), DONE);
     let kinds = &device_of(&sluice, &program)["memory"]["by_kind"];
-    assert_eq!((&kinds["oversubscribed"], &kinds["data"]), (&(4 * GIB).into(), &0.into()));
+    assert_eq!((&kinds["overcommitted"], &kinds["data"]), (&(4 * GIB).into(), &0.into()));
     assert_eq!(limit(&sluice, &name, &["--no-mem"]).0, 0);
     assert_eq!(program.tell("take 4096"), DONE);
     let memory = &device_of(&sluice, &program)["memory"];

@@ -44,7 +44,7 @@ fn without_nvml_the_driver_tells_the_size() {
 }
 
 #[test]
-fn variables_of_other_systems_oversubscribe_and_balance() {
+fn variables_of_other_systems_overcommit_and_balance() {
     let sluice = Sluice::new();
     for (number, (name, value, real)) in [
         ("CUDA_MEM_RATIO_0", "2", 10 * GIB),

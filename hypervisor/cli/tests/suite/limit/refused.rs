@@ -50,7 +50,7 @@ fn what_cannot_be_changed_is_refused_and_named() {
         (&["--mem", "24GiB", "--mem-real", "17GiB"], 2, "--mem-real"),
         (&["--mem-real", "3GiB"], 2, "is more than the present memory limit of 2GiB"),
         (&["--mem", "8"], 2, "did you mean 8GiB?"),
-        (&["--soft", "30"], 2, "has no compute limit: --soft needs --compute"),
+        (&["--burst", "30"], 2, "has no compute limit: --burst needs --compute"),
         (&["--policy", "none", "--compute", "3"], 2, "--policy none"),
         (&["--no-mem", "--mem", "1GiB"], 2, "--no-mem"),
         (&["--weight", "0"], 2, "--weight"),

@@ -17,7 +17,7 @@ fn the_settings_of_a_run_are_in_its_status() {
         "50%",
         "--compute",
         "30",
-        "--soft",
+        "--burst",
         "60",
         "--weight",
         "7",
@@ -98,7 +98,7 @@ fn the_json_has_one_shape() {
     assert_eq!(keys(&device["compute"]), settings);
     assert_eq!(device["compute"]["policy"], "none");
     let kinds =
-        ["array", "context", "data", "driver", "graph", "headroom", "oversubscribed", "pool"];
+        ["array", "context", "data", "driver", "graph", "headroom", "overcommitted", "pool"];
     let memory = &device["memory"];
     let figures =
         ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "peak", "real", "used"];

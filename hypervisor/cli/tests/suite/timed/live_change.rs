@@ -218,7 +218,7 @@ fn a_policy() {
     let changes: [Change; 3] = [
         (&["--compute", "30", "--policy", "fixed"], 0.3),
         (&["--policy", "balance"], 1.0),
-        (&["--soft", "60"], 0.6),
+        (&["--burst", "60"], 0.6),
     ];
     take_effect(&[&[]], true, 4, &changes);
 }

@@ -9,7 +9,7 @@ TOLERANCE = 64 * MIB
 
 
 def run(proof):
-    rows = proof.data["oversubscribe"] = []
+    rows = proof.data["overcommit"] = []
     for library in watched.libraries(proof):
         name = {"driver": "3 GiB with 2 GiB real, cuMemAlloc", "torch": "3 GiB with 2 GiB real, PyTorch"}[library]
         with proof.guard(name, "works"):
@@ -18,7 +18,7 @@ def run(proof):
 
 def place(proof, rows, name, library):
     options = ["--mem", "3GiB", "--mem-real", "2GiB"]
-    command = proof.limited(options, watched.program("oversubscribe.py", "--with", library))
+    command = proof.limited(options, watched.program("overcommit.py", "--with", library))
     with watched.Sampler(proof) as sampler, watched.Watched(proof, command) as program:
         filled = program.hear(40)
         memory = program.device()["memory"]
@@ -32,7 +32,7 @@ def place(proof, rows, name, library):
     granted, most = filled["granted"], LIMIT - context
     full = filled["refused"] and most - CHUNK - TOLERANCE <= granted <= most
     proof.check(f"{name}: granted", full, f"{mib(granted)}, context {mib(context)}, shown {mib(filled['total'])}", f"{mib(most)} but for one chunk, then refused")
-    split = memory["by_kind"]["oversubscribed"]
+    split = memory["by_kind"]["overcommitted"]
     placed = filled["on_host"] == split > 0 and memory["on_device"] <= REAL
     text = f"{mib(split)} on the host, {mib(memory['on_device'])} on the device; managed {mib(filled['on_host'])}"
     proof.check(f"{name}: sluice status shows the split", placed, text, f"at most {mib(REAL)} on the device")

@@ -1,4 +1,4 @@
-//! Oversubscription: memory that no longer fits on the device becomes managed memory on the host, which the
+//! Overcommitment: memory that no longer fits on the device becomes managed memory on the host, which the
 //! device reaches over the bus. The limit that the program sees is never exceeded.
 //!
 //! Linear, pitched, managed and stream-ordered allocations can be placed there. Physical memory, arrays and
@@ -90,7 +90,7 @@ impl HostPlaced {
 
     /// Reserves for an allocation that will be placed on the host.
     pub(super) fn reserve(&self, device: &'static DeviceMemory, bytes: u64) -> Option<Reservation> {
-        let reserve = || Reservation::new(device, MemoryKind::Oversubscribed, bytes);
+        let reserve = || Reservation::new(device, MemoryKind::Overcommitted, bytes);
         let reserved = reserve().or_else(|| {
             // Bytes that frees put off would release count as well.
             self.carry_out_frees(PATIENCE);
@@ -104,7 +104,7 @@ impl HostPlaced {
     /// Whether an address is the start of memory that was placed on the host.
     fn starts_on_host(&self, devices: &Devices, address: DevicePtr) -> bool {
         self.used.load(Relaxed)
-            && devices.kind_of(Handle::Address(address)) == Some(MemoryKind::Oversubscribed)
+            && devices.kind_of(Handle::Address(address)) == Some(MemoryKind::Overcommitted)
     }
 
     /// Whether an address is in memory that was placed on the host.
@@ -243,6 +243,6 @@ impl Free {
             tracing::debug!("device {}: a free failed: {freed:?}", self.device.ledger.uuid());
         }
         // A context that no longer works has no memory either.
-        self.device.ledger.release(MemoryKind::Oversubscribed, self.bytes);
+        self.device.ledger.release(MemoryKind::Overcommitted, self.bytes);
     }
 }

@@ -66,7 +66,7 @@ fn what_does_not_fit_on_the_device_is_placed_on_the_host() {
         let steps =
             ["info", &fills, &more, "where", "fill", &more, "fill", "info", &last, "sleep:1500"];
         let running = start(&mut host.command(&steps));
-        eventually(&format!("{api}: on the host"), || host.has(MemoryKind::Oversubscribed) == 600);
+        eventually(&format!("{api}: on the host"), || host.has(MemoryKind::Overcommitted) == 600);
         assert!(host.on_device() <= 1024, "{api}");
         let outcome = running.end().succeeded();
         assert_eq!(values(&outcome, api), [0, 0, 0, 2], "{api}: {outcome:#?}");
@@ -116,7 +116,7 @@ fn a_full_device_sends_allocations_to_the_host() {
 }
 
 #[test]
-fn without_oversubscription_nothing_is_placed_on_the_host() {
+fn without_overcommitment_nothing_is_placed_on_the_host() {
     let host = Host::new(1024, 1024);
     let outcome = host.steps(&["alloc:500", "alloc:500", "async:500"]);
     assert_eq!(values(&outcome, "alloc"), [0, 2], "{outcome:#?}");
@@ -158,7 +158,7 @@ fn what_cannot_be_placed_on_the_host_is_refused_and_said() {
         "where",
     ]);
     let running = start(&mut command);
-    eventually("on the host", || host.has(MemoryKind::Oversubscribed) == 200);
+    eventually("on the host", || host.has(MemoryKind::Overcommitted) == 200);
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(host.on_device(), USED + 400);
     let outcome = running.end().succeeded();
