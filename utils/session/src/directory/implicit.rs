@@ -1,6 +1,7 @@
 //! Sessions that no command made: processes with the same limits share one.
 
-use super::{DirectoryError, own_user, place};
+use super::{DirectoryError, leftovers, own_user, place, used};
+use crate::folder::Folder;
 use std::ffi::OsStr;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,25 +21,38 @@ pub struct Implicit {
 }
 
 /// The session directory of all processes of this user and pid namespace (container) that use the
-/// same `key`. Makes it if need be.
+/// same `key`. Makes it if need be, and then removes sessions that have been unused for long.
 ///
 /// # Errors
 /// [`DirectoryError`]
 pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
     /// Its name can be guessed.
     const FOR_ONE_USER: u32 = 0o700;
+    const TRIES: u32 = 3;
     let place = place::own(own_user())?;
     let name = format!("{PREFIX}{:016x}", name(key));
     let name = OsStr::new(&name);
-    let folder = match place.folder.child(name) {
-        Err(error) if error.is_absent() => {
-            // Another process may make it at the same time.
-            let _ = place.folder.make(name, FOR_ONE_USER);
-            place.folder.child(name)?
-        }
-        found => found?,
+    let open = || -> Result<Folder, DirectoryError> {
+        let folder = match place.folder.child(name) {
+            Err(error) if error.is_absent() => {
+                leftovers::remove(&place.folder);
+                // Another process may make it at the same time.
+                let _ = place.folder.make(name, FOR_ONE_USER);
+                place.folder.child(name)?
+            }
+            found => found?,
+        };
+        place::check(&folder, own_user(), &[FOR_ONE_USER])?;
+        Ok(folder)
     };
-    place::check(&folder, own_user(), &[FOR_ONE_USER])?;
+    let mut folder = open()?;
+    // One that is just being removed is made anew.
+    for _ in 0..TRIES {
+        if used::make_and_hold(&folder) {
+            break;
+        }
+        folder = open()?;
+    }
     Ok(Implicit { path: folder.path().to_owned(), elsewhere: place.elsewhere })
 }
 

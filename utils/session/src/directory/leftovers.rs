@@ -17,12 +17,20 @@ const DEPTH: usize = 3;
 pub(super) fn remove(base: &Folder) {
     let Ok((names, _)) = base.names(usize::MAX) else { return };
     for (name, _) in names {
-        if owner::of(Path::new(&name)).is_some()
-            && let Ok(session) = base.child(&name)
-            && !owner::lives(&session)
-        {
-            used::if_unused_for(used::LONG, &session, || base.remove_folder(&name, DEPTH));
-        }
+        if_left(base, &name, used::LONG, || base.remove_folder(&name, DEPTH));
+    }
+}
+
+/// Runs `remove` if this is a session without an owner and a process that nobody has begun to use for `age`.
+fn if_left(base: &Folder, name: &OsStr, age: Duration, remove: impl FnOnce()) {
+    let is_owned = owner::of(Path::new(name)).is_some();
+    if !is_owned && !implicit::is_name(name) {
+        return;
+    }
+    let Ok(session) = base.child(name) else { return };
+    let is_left = if is_owned { !owner::lives(&session) } else { is_unused(&session, age) };
+    if is_left {
+        used::if_unused_for(age, &session, remove);
     }
 }
 
@@ -54,23 +62,15 @@ pub fn prune(age: Duration, keep: impl Fn(&str) -> bool, only_look: bool) -> Pru
         };
         for (name, _) in names {
             let shown = shown_name(Path::new(&name));
-            let Ok(session) = base.child(&name) else { continue };
-            let mut remove = || {
+            if_left(&base, &name, age, || {
                 if keep(&shown) {
                     return;
                 }
                 if !only_look {
                     base.remove_folder(&name, DEPTH);
                 }
-                pruned.names.push(shown.clone());
-            };
-            if owner::of(Path::new(&name)).is_some() {
-                if !owner::lives(&session) {
-                    used::if_unused_for(age, &session, remove);
-                }
-            } else if implicit::is_name(&name) && is_unused(&session, age) {
-                remove();
-            }
+                pruned.names.push(shown);
+            });
         }
     }
     pruned
@@ -147,5 +147,37 @@ mod tests {
         assert!(is_unused(&folder, now));
         let _member = Membership::claim(open()).unwrap();
         assert!(!is_unused(&folder, now));
+    }
+
+    /// Whoever makes a session removes those that no command made as well.
+    #[test]
+    fn sessions_without_a_process_are_removed_when_another_is_made() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let base = Folder::open(dir.path()).unwrap();
+        let name = |number: u64| format!("env-{number:016x}");
+        let page = |folder: &Folder| {
+            Page::open(folder.path(), GpuId::from_bytes([3; 16]), &Limits::NONE).unwrap()
+        };
+        let make = |name: &str| base.make(name.as_ref(), 0o700).unwrap();
+        let age = |folder: &Folder| {
+            let long_ago = std::time::SystemTime::now() - used::LONG * 2;
+            for path in [folder.path().to_owned(), folder.path().join("used")] {
+                if let Ok(file) = std::fs::File::open(path) {
+                    file.set_modified(long_ago).unwrap();
+                }
+            }
+        };
+        let [left, earlier, fresh, held, member] = [1, 2, 3, 4, 5].map(|n| make(&name(n)));
+        let other = make("env-mine");
+        drop(page(&left));
+        drop(used::make(&left).unwrap());
+        drop(page(&earlier));
+        assert!(used::make_and_hold(&held));
+        let _member = Membership::claim(page(&member)).unwrap();
+        [&left, &earlier, &held, &member, &other].into_iter().for_each(age);
+        remove(&base);
+        let stays = |folder: &Folder| folder.path().is_dir();
+        assert_eq!([&left, &earlier].map(stays), [false; 2]);
+        assert_eq!([&fresh, &held, &member, &other].map(stays), [true; 4]);
     }
 }

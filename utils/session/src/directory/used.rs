@@ -63,6 +63,17 @@ pub(super) fn hold(folder: &Folder) {
     }
 }
 
+/// The same in a session that no command made, where the first process makes the file. `false`: somebody removes the
+/// session, or the file cannot be made.
+pub(super) fn make_and_hold(folder: &Folder) -> bool {
+    if let Ok(file) = folder.make_file(NAME.as_ref(), 0o600) {
+        // A page of an empty file can be mapped as well.
+        let _ = file.set_len(1);
+    }
+    hold(folder);
+    folder.file(NAME.as_ref(), OFlags::RDONLY).is_ok()
+}
+
 /// Says that the session is used now.
 fn touch(file: &File) {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -79,7 +90,7 @@ pub(super) fn lock_alone(folder: &Folder) -> Option<File> {
     None
 }
 
-/// Runs `remove` if nobody has used the session of a dead owner for that long.
+/// Runs `remove` if nobody has used the session of a dead owner, or of none, for that long.
 pub(super) fn if_unused_for(age: Duration, folder: &Folder, remove: impl FnOnce()) {
     let is_long_since = |time| is_since(age, time);
     let is_long_ago =
@@ -92,7 +103,7 @@ pub(super) fn if_unused_for(age: Duration, folder: &Folder, remove: impl FnOnce(
                 remove();
             }
         }
-        // Its owner died before it was made.
+        // Its owner died before it was made, or an earlier version made the session.
         Err(error) if error.is_absent() && folder.modified().is_some_and(is_long_since) => remove(),
         _ => {}
     }
