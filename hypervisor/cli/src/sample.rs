@@ -14,6 +14,7 @@ use session::node_page::{self, NodeDevice, NodeHealth};
 use super::Error;
 use super::node::Node;
 use super::node::gpus::Gpus;
+use super::shares::Shares;
 use super::status;
 
 /// Takes samples of the node, as `sluice status` looks at it.
@@ -34,7 +35,8 @@ impl Sampler {
     /// As for `sluice status`.
     pub(crate) fn take(&self) -> Result<Sample, Error> {
         let mut node = Node::read(self.daemon.as_deref())?;
-        let status = status::report(&node, &self.gpus, false, false);
+        let mut status = status::report(&node, &self.gpus, false, false);
+        status.overcommitted = Shares::of(&node, &self.gpus).all_overcommitted();
         let mut notices = std::mem::take(&mut node.notices);
         let devices = self.devices(&node, &status, &mut notices);
         Ok(Sample {

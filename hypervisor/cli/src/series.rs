@@ -414,6 +414,7 @@ pub(crate) mod tests {
                 damaged: Vec::new(),
                 elsewhere: Vec::new(),
                 gpus: Vec::new(),
+                overcommitted: Vec::new(),
             },
             others: 0,
             daemon: true,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use limits::units::PPM_ONE;
 use limits::{GpuId, Policy};
+use protocol::sessions::OvercommittedGpu;
 use session::SessionSummary;
 
 use crate::Error;
@@ -62,23 +63,29 @@ impl Shares {
         }
     }
 
-    /// A sentence, if the shares of this GPU are more than it has.
-    pub(crate) fn too_many(&self, uuid: GpuId) -> Option<String> {
-        let (sum, index) = self.0.get(&uuid).filter(|(sum, _)| *sum > u64::from(PPM_ONE))?;
+    /// A GPU whose shares are more than it has.
+    pub(crate) fn overcommitted(&self, uuid: GpuId) -> Option<OvercommittedGpu> {
+        let &(shares_ppm, index) = self.0.get(&uuid).filter(|(sum, _)| *sum > PPM_ONE.into())?;
         let name = index.map_or_else(|| uuid.to_string(), |index| format!("GPU {index}"));
-        let sum = Percent(u32::try_from(*sum).unwrap_or(u32::MAX));
-        Some(format!("shares on {name} add up to {sum}"))
+        let sum = Percent(u32::try_from(shares_ppm).unwrap_or(u32::MAX));
+        let notice = format!("shares on {name} add up to {sum}");
+        Some(OvercommittedGpu { uuid, shares_ppm, notice })
     }
 
-    /// The same with what follows from it.
+    /// Says so, and what follows from it.
     pub(crate) fn line(&self, uuid: GpuId) -> Option<String> {
-        let text = self.too_many(uuid)?;
-        Some(format!("{text}: while all of these sessions use it, each gets less than its share"))
+        let notice = self.overcommitted(uuid)?.notice;
+        Some(format!("{notice}: while all of these sessions use it, each gets less than its share"))
     }
 
     /// A line for each GPU of which too much is promised.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         self.0.keys().filter_map(|uuid| self.line(*uuid))
+    }
+
+    /// All of these GPUs.
+    pub(crate) fn all_overcommitted(&self) -> Vec<OvercommittedGpu> {
+        self.0.keys().filter_map(|uuid| self.overcommitted(*uuid)).collect()
     }
 }
 
@@ -94,10 +101,12 @@ mod tests {
             shares.add(one, 500_000, || Some(0));
             shares.add(other, 500_001, || None);
         }
-        assert_eq!(shares.too_many(one), None);
+        assert_eq!(shares.overcommitted(one), None);
         shares.add(one, 500_000, || unreachable!());
-        assert_eq!(shares.too_many(one).as_deref(), Some("shares on GPU 0 add up to 150.0 %"));
-        assert!(shares.too_many(other).is_some_and(|text| text.contains(&other.to_string())));
+        let found = shares.overcommitted(one).unwrap();
+        assert_eq!((found.shares_ppm, found.uuid), (1_500_000, one));
+        assert_eq!(found.notice, "shares on GPU 0 add up to 150.0 %");
+        assert!(shares.overcommitted(other).unwrap().notice.contains(&other.to_string()));
         assert_eq!(shares.lines().count(), 2);
     }
 }

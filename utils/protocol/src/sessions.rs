@@ -19,6 +19,22 @@ pub struct StatusReport {
     /// The node's GPUs, as its daemon observes them. Without a daemon there are none.
     #[serde(default)]
     pub gpus: Vec<GpuReport>,
+    /// GPUs on which the sessions' shares add up to more than 100 %.
+    #[serde(default)]
+    pub overcommitted: Vec<OvercommittedGpu>,
+}
+
+/// A GPU on which the sessions' shares add up to more than 100 %.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct OvercommittedGpu {
+    /// Its UUID.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub uuid: GpuId,
+    /// The sum of the shares, in millionths.
+    pub shares_ppm: u64,
+    /// The same in words, as `sluice status` prints it.
+    pub notice: String,
 }
 
 /// A GPU of the node.

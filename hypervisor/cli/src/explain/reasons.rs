@@ -116,10 +116,10 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
             )),
         });
     }
-    if let Some(too_many) = known.shares.too_many(uuid) {
+    if let Some(gpu) = known.shares.overcommitted(uuid) {
         return Some(Explanation {
             code: ReasonWord::Others,
-            text: format!("{waits}: {too_many}, so no session gets all of its share"),
+            text: format!("{waits}: {}, so no session gets all of its share", gpu.notice),
             remedy: Some(
                 "sluice limit SESSION --compute N, until they add up to 100 or less; or run a session on another GPU"
                     .to_owned(),

@@ -54,7 +54,7 @@ pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
 
 fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
     let mut node = Node::look(arguments.daemon.as_deref())?;
-    let shares = if arguments.json { Shares::default() } else { Shares::of(&node, gpus) };
+    let shares = Shares::of(&node, gpus);
     if let Some(wanted) = &arguments.session {
         let (sessions, known) = match choice::anywhere(&node, wanted)? {
             Reached::Pages(found) => (vec![found.clone()], node.known(found).cloned()),
@@ -69,6 +69,7 @@ fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
     let mut report = report(&node, gpus, all, arguments.json);
     if arguments.json {
         report.gpus = devices::gpus(&node);
+        report.overcommitted = shares.all_overcommitted();
         return json(&report);
     }
     let shares: String = shares.lines().map(|line| line + "\n").collect();

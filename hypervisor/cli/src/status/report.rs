@@ -25,6 +25,7 @@ pub(crate) fn report(node: &Node, gpus: &Gpus, all: bool, unused: bool) -> Statu
         damaged: Vec::new(),
         elsewhere: Vec::new(),
         gpus: Vec::new(),
+        overcommitted: Vec::new(),
     };
     let mut names = Names::default();
     for found in &node.sessions {

@@ -377,6 +377,7 @@ mod tests {
             damaged: Vec::new(),
             elsewhere: vec![contained("env-1")],
             gpus: Vec::new(),
+            overcommitted: Vec::new(),
         }
     }
 

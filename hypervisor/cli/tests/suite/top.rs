@@ -11,6 +11,7 @@ use std::thread::spawn;
 use std::time::Duration;
 
 use protocol::record::{FigureSource, Sample};
+use protocol::sessions::StatusReport;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
@@ -305,4 +306,27 @@ fn a_recording_says_that_it_waits_for_its_session() {
     assert_eq!(code, 0, "{stderr}");
     let waits = "sluice: no session nosuch yet: waiting for it\n";
     assert!(stderr.starts_with(waits) && stderr.lines().count() == 2, "{stderr}");
+}
+
+#[test]
+fn shares_of_more_than_a_gpu_are_shown_by_status_and_top() {
+    let sluice = Sluice::new();
+    let busy = Busy::start(&sluice);
+    let said = "shares on GPU 0 add up to 150.0 %";
+    assert_eq!(busy.sample(&sluice).status.overcommitted, []);
+    let mut run = sluice.command();
+    run.args(["run", "--fake-gpu", "--device", "0", "--compute", "100", "--daemon"]);
+    run.arg(&busy.socket).arg(sluice.built("tenant", "tenant"));
+    let _other = start(run.args(["dense", "--kernel-us", "2000", "--seconds", "300"]));
+    eventually("top --json tells", || {
+        let found = busy.sample(&sluice).status.overcommitted;
+        found.iter().any(|gpu| gpu.notice == said && gpu.shares_ppm == 1_500_000)
+    });
+    let (_, status, _) = busy.ask(&sluice, &["status", "--json"]);
+    let status: StatusReport = serde_json::from_str(&status).unwrap();
+    assert_eq!(status.overcommitted, busy.sample(&sluice).status.overcommitted);
+    for command in [&["top", "--once"][..], &["status"], &["status", &busy.name]] {
+        let (_, text, _) = busy.ask(&sluice, command);
+        assert!(text.contains(said), "{command:?}: {text}");
+    }
 }

@@ -83,6 +83,7 @@ fn sessions_of_the_first_command() {
     (session.container, session.pod, session.frozen) = (None, None, false);
     expected.elsewhere.clear();
     expected.gpus.clear();
+    expected.overcommitted.clear();
     assert_eq!(read::<StatusReport>("sessions-counted.json"), expected);
     let device = &mut expected.sessions[0].devices[0];
     device.compute.density_ppm = None;

@@ -3,7 +3,8 @@
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
     ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
-    ElsewhereReport, GpuReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
+    ElsewhereReport, GpuReport, MemoryReport, OvercommittedGpu, ProcessReport, SessionReport,
+    StatusReport,
 };
 use protocol::{
     Admission, Decision, DeviceQuota, GatesInStream, Lease, LeaseReport, Register, Registered,
@@ -159,6 +160,11 @@ pub(crate) fn sessions() -> StatusReport {
     let memory = Some(device.memory.clone());
     let elsewhere = ElsewhereDevice { uuid: GPU_ID, index: Some(1), compute, memory };
     StatusReport {
+        overcommitted: vec![OvercommittedGpu {
+            uuid: GPU_ID,
+            shares_ppm: 1_500_000,
+            notice: "shares on GPU 1 add up to 150.0 %".to_owned(),
+        }],
         gpus: vec![gpu],
         damaged: vec![DamagedPage {
             session: SESSION.to_owned(),

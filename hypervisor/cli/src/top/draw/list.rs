@@ -213,6 +213,11 @@ fn device(model: &Model, device: &DeviceSample, theme: Theme, width: usize) -> V
     if let Some(trouble) = &device.trouble {
         lines.push(Line::styled(format!("  {}", Shown(trouble)), theme.trouble()));
     }
+    let sample = model.sample.iter().flat_map(|sample| &sample.status.overcommitted);
+    let overcommitted = sample.filter(|gpu| gpu.uuid == device.uuid);
+    lines.extend(
+        overcommitted.map(|gpu| Line::styled(format!("  {}", Shown(&gpu.notice)), theme.waiting())),
+    );
     if device.unknown_processes > 0 {
         let text = format!("  processes that no session knows: {}", device.unknown_processes);
         lines.push(Line::styled(text, theme.trouble()));

@@ -1,5 +1,6 @@
 //! What is drawn, on a terminal that is not one.
 
+use protocol::sessions::OvercommittedGpu;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -24,6 +25,11 @@ fn model() -> Model {
         sample.status.elsewhere.push(contained("env-1"));
         sample.devices[0].trouble = Some("UNHEALTHY: XID 79".to_owned());
         sample.devices[0].unknown_processes = 2;
+        sample.status.overcommitted.push(OvercommittedGpu {
+            uuid: sample.devices[0].uuid,
+            shares_ppm: 1_500_000,
+            notice: "shares on GPU 0 add up to 150.0 %".to_owned(),
+        });
         sample.notices.push("the daemon \u{1b}[31m does not see".to_owned());
         model.take(sample);
     }
@@ -54,6 +60,7 @@ fn a_small_terminal_shows_devices_sessions_and_keys() {
     for words in [
         "1 GPU, 3 sessions, daemon",
         "GPU 0  Test GPU",
+        "shares on GPU 0 add up to 150.0 %",
         "320/700 W",
         "61 °C",
         " 70 % ",

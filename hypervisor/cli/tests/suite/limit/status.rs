@@ -59,7 +59,7 @@ fn the_json_has_one_shape() {
     assert_eq!(program.tell("take 64"), DONE);
     let status = status(&sluice);
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&status), ["damaged", "elsewhere", "gpus", "sessions"]);
+    assert_eq!(keys(&status), ["damaged", "elsewhere", "gpus", "overcommitted", "sessions"]);
     let session = session_of(&status, program.pid);
     let of_session = [
         "command",
