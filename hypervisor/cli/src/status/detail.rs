@@ -44,7 +44,7 @@ impl fmt::Display for Detail<'_, SessionReport> {
             writeln!(f, "  {}", Shown(command))?;
         }
         if session.devices.is_empty() {
-            writeln!(f, "  has used no device yet")?;
+            writeln!(f, "  no process has used a GPU yet")?;
         }
         session.devices.iter().try_for_each(|device| Detail(device).fmt(f))
     }
@@ -52,7 +52,7 @@ impl fmt::Display for Detail<'_, SessionReport> {
 
 impl fmt::Display for Detail<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceReport { uuid, index, memory, compute, processes, unknown, .. } = self.0;
+        let DeviceReport { uuid, index, memory, compute, processes, unknown, age_us, .. } = self.0;
         let limits = limits(memory, compute);
         match index {
             Some(index) => writeln!(f, "  {uuid} (GPU {index})")?,
@@ -87,7 +87,11 @@ impl fmt::Display for Detail<'_, DeviceReport> {
         }
         writeln!(f)?;
         if processes.is_empty() {
-            writeln!(f, "    no processes")?;
+            let none = match age_us {
+                Some(_) => "no processes",
+                None => "no process has used this GPU yet",
+            };
+            writeln!(f, "    {none}")?;
         }
         processes.iter().try_for_each(|process| Detail(process).fmt(f))?;
         if *unknown > 0 {

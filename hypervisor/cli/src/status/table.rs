@@ -148,7 +148,7 @@ fn rows_of(session: &SessionReport, uuids: &ShortIds) -> Vec<Row> {
     };
     let frozen = session.frozen.then(|| "frozen".to_owned());
     if session.devices.is_empty() {
-        let notes = [frozen, Some("no limit, no device used yet".to_owned())];
+        let notes = [frozen, Some("GPU not used yet, no limit".to_owned())];
         return vec![row(who([None, None]), Default::default(), note(notes))];
     }
     let of = |device: &DeviceReport| {
@@ -166,7 +166,10 @@ fn rows_of(session: &SessionReport, uuids: &ShortIds) -> Vec<Row> {
         let notes = [
             frozen.clone(),
             over,
-            device.processes.is_empty().then(|| "no process".to_owned()),
+            device.processes.is_empty().then(|| match device.age_us {
+                Some(_) => "no process".to_owned(),
+                None => "GPU not used yet".to_owned(),
+            }),
             (unknown > 0)
                 .then(|| format!("{unknown} of these may have ended: that could not be told")),
         ];

@@ -6,10 +6,12 @@ use clap::Parser;
 use protocol::record::Sample;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use limits::units::{parse_amount, parse_percent};
+use limits::units::{PPM_PER_PERCENT, parse_amount, parse_percent};
+use limits::{MemoryLimit, Policy};
 
 use crate::cli::{Cli, Command, FreezeArguments, LimitArguments};
 use crate::series::{Key, Row, Series, rows};
+use crate::status::Limit;
 
 /// How many points are kept of each session and device.
 const POINTS: usize = 600;
@@ -447,6 +449,22 @@ impl Model {
         }
         arguments.daemon.clone_from(&self.daemon);
         Ok((Change::Limit(Box::new(arguments)), line))
+    }
+
+    /// The selected session's limits, as they would be typed.
+    pub(super) fn present_limits(&self) -> String {
+        let Some(row) = self.selected() else { return String::new() };
+        let memory =
+            row.memory.and_then(|memory| Some(MemoryLimit { limit: memory.limit?, real: None }));
+        let compute = row.compute.filter(|compute| compute.policy != Policy::None);
+        let percent = |ppm: u32| f64::from(ppm) / f64::from(PPM_PER_PERCENT);
+        let words = [
+            memory.map(|limit| format!("--mem {}", Limit(limit))),
+            compute.map(|compute| format!("--compute {}", percent(compute.share_ppm))),
+            compute.and_then(|compute| Some(format!("--soft {}", percent(compute.soft_ppm?)))),
+        ];
+        let present = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+        if present.is_empty() { "no limit".to_owned() } else { present }
     }
 
     fn ask_for_freeze(&mut self) {

@@ -48,7 +48,7 @@ fn a_session_is_named_explained_limited_and_summed_up() {
     assert_eq!((device.after.share_ppm, device.uuid.to_string()), (400_000, DEVICE.to_owned()));
     let (_, lines) = ask(&sluice, &["status"]);
     let line = lines.lines().find(|line| line.contains(&name)).unwrap();
-    for cell in ["  0  GPU-5a1ce000", "2.0 GiB", "40 %", "sh -c while", "no process"] {
+    for cell in ["  0  GPU-5a1ce000", "2.0 GiB", "40 %", "sh -c while", "GPU not used yet"] {
         assert!(line.contains(cell), "{cell}: {lines}");
     }
     let (code, unused) = ask(&sluice, &["explain", &name, "--json"]);

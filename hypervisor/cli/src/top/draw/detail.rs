@@ -42,7 +42,10 @@ pub(super) fn detail(
     let room = height.saturating_sub(lines.len() + HISTORY + 1).max(1);
     lines.extend(row.processes.iter().take(room).map(|one| process(one, theme, width)));
     match row.processes.len().checked_sub(room) {
-        _ if row.processes.is_empty() => lines.push(Line::from("  no process")),
+        _ if row.processes.is_empty() => {
+            let used = row.age_us.is_some() || row.elsewhere;
+            lines.push(Line::from(if used { "  no process" } else { "  GPU not used yet" }));
+        }
         Some(more) if more > 0 => lines.push(Line::from(format!("  and {more} more processes"))),
         _ => {}
     }

@@ -100,7 +100,11 @@ fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
             lines.push(match error {
                 Some(error) => Line::styled(limits::Shown(error).to_string(), theme.trouble()),
                 None => Line::styled(
-                    "a share such as 30, a size such as 4GiB, or options; enter goes on, esc changes nothing",
+                    format!(
+                        "now: {}; type a share such as 50, a size such as 4GiB, or options; enter goes on, esc \
+                         changes nothing",
+                        model.present_limits()
+                    ),
                     theme.head(),
                 ),
             });

@@ -161,6 +161,8 @@ fn one_session_is_shown_with_its_processes_and_what_happened_to_it() {
 fn what_is_asked_stands_in_front() {
     let mut model = model();
     press(&mut model, KeyCode::Char('l'));
+    let text = lines(&on(&model, PLAIN, 80, 24)).join("\n");
+    assert!(text.contains("now: --mem 8GiB --compute 50; type a share such as 50"), "{text}");
     for c in "--mem x".chars() {
         press(&mut model, KeyCode::Char(c));
     }
