@@ -71,9 +71,14 @@ pub enum ClaimError {
         /// What would be one.
         form: &'static str,
     },
-    /// It is about more containers than there are.
-    #[error("the devices of container number {0} are named, and the pod has fewer")]
-    NoContainer(usize),
+    /// It is about other containers than those of the pod.
+    #[error("{claimed} containers have devices, and {requesting} of the pod request some")]
+    Containers {
+        /// How many have devices.
+        claimed: usize,
+        /// How many request some.
+        requesting: usize,
+    },
     /// It is another list.
     #[error("{0}; {CONTAINER_GPUS} is accepted")]
     Json(String),
@@ -92,7 +97,7 @@ const GPU_LIST: &str = "UUID,UUID";
 const LISTED_DEVICE: &str = "UUID,NVIDIA,MIB,CORES";
 
 impl PodClaims {
-    /// In this dialect. HAMi and Volcano count the pod's containers, of which `containers` are the names in order.
+    /// In this dialect. `containers`: those that have a slot in HAMi's and Volcano's texts, in order.
     #[must_use]
     pub fn write(&self, dialect: Dialect, containers: &[&str]) -> String {
         match dialect {
@@ -143,7 +148,8 @@ impl PodClaims {
         self.0.iter().flat_map(|one| &one.claims)
     }
 
-    /// Reads what [`Self::write`] writes. Devices of other makers are left out.
+    /// Reads what [`Self::write`] writes. Devices of other makers are left out. `containers`: those of HAMi's and Volcano's
+    /// texts that request GPUs, in order: empty slots differ between versions.
     ///
     /// # Errors
     /// [`ClaimError`]
@@ -156,20 +162,24 @@ impl PodClaims {
             }
             Dialect::VgpuRs => listed_gpus(text).map(Self),
             Dialect::Volcano | Dialect::Hami => {
-                let mut all = Vec::new();
-                for (place, part) in text.split(';').enumerate() {
-                    let claims = listed(part)?;
-                    match containers.get(place) {
-                        Some(name) if !claims.is_empty() => {
-                            all.push(ContainerClaims { container: (*name).to_owned(), claims });
-                        }
-                        None if !claims.is_empty() => {
-                            return Err(ClaimError::NoContainer(place + 1));
-                        }
-                        _ => {}
-                    }
-                }
-                Ok(Self(all))
+                let slots = text.split(';').map(listed).collect::<Result<Vec<_>, _>>()?;
+                let slots = slots.into_iter().filter(|claims| !claims.is_empty());
+                let slots: Vec<Vec<Claim>> = slots.collect();
+                let (claimed, requesting) = (slots.len(), containers.len());
+                let unclaimed = match requesting.checked_sub(claimed) {
+                    // Nothing is left of it.
+                    _ if claimed == 0 => requesting,
+                    Some(0) => 0,
+                    // HAMi before 2.9 has no slots for init containers, which come first.
+                    Some(init) if dialect == Dialect::Hami => init,
+                    _ => return Err(ClaimError::Containers { claimed, requesting }),
+                };
+                let named = containers[unclaimed..].iter().zip(slots);
+                let one = |(name, claims): (&&str, _)| ContainerClaims {
+                    container: (*name).to_owned(),
+                    claims,
+                };
+                Ok(Self(named.map(one).collect()))
             }
         }
     }
@@ -296,10 +306,10 @@ mod tests {
             Ok(pod.clone())
         );
         let text = ";GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec,NVIDIA,1024,10:GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,2048,20:;";
-        assert_eq!(pod.write(Dialect::Volcano, &["sidecar", "cont1", "cont2"]), text);
-        let read = PodClaims::read(Dialect::Volcano, text, &["sidecar", "cont1", "cont2"]).unwrap();
+        assert_eq!(pod.write(Dialect::Volcano, &["none", "cont1", "cont2"]), text);
+        let read = PodClaims::read(Dialect::Volcano, text, &["cont1"]).unwrap();
         assert_eq!(read.of("cont1").unwrap().len(), 2);
-        assert_eq!((read.of("sidecar"), read.of("cont2")), (None, None));
+        assert_eq!((read.of("none"), read.of("cont2")), (None, None));
     }
 
     /// The form of vgpu.rs's own tests. Its scheduler writes UUIDs in lower case.
@@ -338,8 +348,9 @@ mod tests {
                 .contains("INDEX_UUID_CORES_MIB is accepted")
         );
         assert!(said(Dialect::Hami, "a,NVIDIA,1:").contains("UUID,NVIDIA,MIB,CORES is accepted"));
-        let second = ";GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,1,1:";
-        assert!(said(Dialect::Volcano, second).contains("container number 2"));
+        let slot = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,1,1:";
+        let two = said(Dialect::Volcano, &format!("{slot};{slot}"));
+        assert_eq!(two, "2 containers have devices, and 1 of the pod request some");
         let other = PodClaims::read(Dialect::Hami, "MLU-1,MLU,1,1:;", &["main"]);
         assert_eq!(other, Ok(PodClaims::default()));
     }

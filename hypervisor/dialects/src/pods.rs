@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use limits::GpuId;
 
 use crate::claims::{ClaimError, ContainerClaims};
-use crate::table::GPU_IDS;
+use crate::quantity::whole;
+use crate::table::{GPU_IDS, WORDS, Word};
 use crate::{Claim, Dialect, Need, NeedError, PodClaims};
 
 /// An annotation that cannot be read.
@@ -41,11 +42,42 @@ pub fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
-/// The names that HAMi's and Volcano's texts count.
+/// The containers that have a slot in this dialect's claims, in order.
 #[must_use]
-pub fn counted(pod: &Pod) -> Vec<&str> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|spec| &spec.containers).map(|container| container.name.as_str()).collect()
+pub fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
+    match dialect {
+        // As of HAMi 2.9.
+        Dialect::Hami => containers(pod).map(|container| container.name.as_str()).collect(),
+        _ => requesting(pod, dialect),
+    }
+}
+
+/// The containers whose slots are not empty, in order. Volcano has none for init containers.
+fn requesting(pod: &Pod, dialect: Dialect) -> Vec<&str> {
+    let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let init = init.filter(|_| dialect == Dialect::Hami);
+    let all = init.chain(pod.spec.iter().flat_map(|spec| &spec.containers));
+    all.filter(|one| requests(one, dialect)).map(|one| one.name.as_str()).collect()
+}
+
+fn requests(container: &Container, dialect: Dialect) -> bool {
+    let quantity = |wanted| {
+        let names = WORDS.iter().filter(|(of, word, _)| (*of, *word) == (dialect, wanted));
+        names.filter_map(|(.., name)| quantity(container, name)).next()
+    };
+    match quantity(Word::Number) {
+        Some(number) => whole(number).is_ok_and(|number| number > 0),
+        // Volcano gives a container that requests only memory one GPU.
+        None => dialect == Dialect::Volcano && quantity(Word::Memory).is_some(),
+    }
+}
+
+/// How much of a resource a container requests.
+fn quantity<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
+    let resources = container.resources.as_ref()?;
+    let limit = resources.limits.as_ref().and_then(|all| all.get(name));
+    let quantity = limit.or_else(|| resources.requests.as_ref()?.get(name))?;
+    Some(&quantity.0)
 }
 
 /// Whether all of its containers have ended, so that it has no GPU any more.
@@ -98,14 +130,8 @@ pub fn need(
     container: &Container,
     dialects: &[Dialect],
 ) -> Result<Option<Need>, NeedError> {
-    let resources = container.resources.as_ref();
     Need::of(dialects, |word, name| {
-        if word.is_annotation() {
-            return annotation(pod, name);
-        }
-        let limits = resources.and_then(|all| all.limits.as_ref()?.get(name));
-        let value = limits.or_else(|| resources.and_then(|all| all.requests.as_ref()?.get(name)));
-        value.map(|quantity| quantity.0.as_str())
+        if word.is_annotation() { annotation(pod, name) } else { quantity(container, name) }
     })
 }
 
@@ -134,10 +160,10 @@ fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationErr
     if all.is_empty() {
         return Ok(());
     }
-    for name in counted(pod) {
-        if claims.of(name).is_none() {
-            let claims_of = ContainerClaims { container: name.to_owned(), claims: all.clone() };
-            claims.0.push(claims_of);
+    for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+        let container = container.name.clone();
+        if claims.of(&container).is_none() {
+            claims.0.push(ContainerClaims { container, claims: all.clone() });
         }
     }
     Ok(())
@@ -156,5 +182,10 @@ pub fn real(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
 
 fn read(pod: &Pod, dialect: Dialect, name: &'static str) -> Result<PodClaims, AnnotationError> {
     let Some(text) = annotation(pod, name) else { return Ok(PodClaims::default()) };
-    PodClaims::read(dialect, text, &counted(pod)).map_err(|source| AnnotationError { name, source })
+    let containers = requesting(pod, dialect);
+    PodClaims::read(dialect, text, &containers).map_err(|source| AnnotationError { name, source })
 }
+
+#[cfg(test)]
+#[path = "encoders_tests.rs"]
+mod tests;

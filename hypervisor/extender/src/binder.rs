@@ -97,7 +97,7 @@ impl Binder {
         let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
         let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
         let claims = account.place(&needs).map_err(refused)?;
-        let claims = claims.write(needs.dialect, &dialects::pods::counted(&pod));
+        let claims = claims.write(needs.dialect, &dialects::pods::slots(&pod, needs.dialect));
         let annotations = annotations(&wanted.node, needs.dialect, &claims);
         let phase = needs.dialect.annotations().phase;
         if let Some(phase) = phase.filter(|phase| phase.is_label) {

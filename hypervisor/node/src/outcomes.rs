@@ -125,7 +125,7 @@ impl Outcome {
                 set_phase(&mut word.metadata, phase, phase.succeeded);
             }
             if waits && *own != Dialect::VgpuManager {
-                let nothing = PodClaims::default().write(dialect, &pods::counted(pod));
+                let nothing = PodClaims::default().write(dialect, &pods::slots(pod, dialect));
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
             // An earlier run may have ended before it gave the lock back.
@@ -134,7 +134,7 @@ impl Outcome {
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
             && let Some(name) = dialect.annotations().real
         {
-            let text = real.write(*dialect, &pods::counted(pod));
+            let text = real.write(*dialect, &pods::slots(pod, *dialect));
             if pods::annotation(pod, name) != Some(&text) {
                 word.metadata["annotations"][name] = text.into();
             }
