@@ -20,7 +20,7 @@ pub struct Claim {
     pub gpu: GpuId,
     /// Hundredths of its time.
     pub cores: u64,
-    /// Its memory.
+    /// Its memory. In Volcano's texts it is in units of the memory factor.
     pub memory_mib: u64,
 }
 
@@ -79,6 +79,9 @@ pub enum ClaimError {
         /// How many request some.
         requesting: usize,
     },
+    /// It cannot be counted.
+    #[error("{0} units of memory are more than can be counted")]
+    TooMuch(u64),
     /// It is another list.
     #[error("{0}; {CONTAINER_GPUS} is accepted")]
     Json(String),

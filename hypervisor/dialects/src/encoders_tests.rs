@@ -4,6 +4,7 @@ use limits::GpuId;
 use serde_json::json;
 
 use super::*;
+use crate::registers::{self, HamiForm};
 
 /// A container of a shape: on how many GPUs it requests a part.
 type Asked = usize;
@@ -98,7 +99,7 @@ fn each_encoders_claims_are_of_the_containers_that_it_means() {
         for (init, main) in shapes() {
             let text = encode(&init, &main);
             let pod = pod(dialect, &init, &main, &text);
-            let read = claims(&pod, dialect).unwrap();
+            let read = claims(&pod, dialect, NonZeroU32::MIN).unwrap();
             let of = |name: String| -> Vec<GpuId> {
                 read.of(&name).unwrap_or_default().iter().map(|claim| claim.gpu).collect()
             };
@@ -111,7 +112,7 @@ fn each_encoders_claims_are_of_the_containers_that_it_means() {
                 assert_eq!(of(format!("i{at}")), gpus(true, at, asked), "{index} {text}");
             }
             if matches!(index, 0 | 2) {
-                assert_eq!(read.write(dialect, &slots(&pod, dialect)), text);
+                assert_eq!(claims_text(read, &pod, dialect, NonZeroU32::MIN), text);
             }
         }
     }
@@ -131,7 +132,45 @@ fn volcano_counts_requests_for_memory_alone() {
         ]},
     }))
     .unwrap();
-    let read = claims(&pod, Dialect::Volcano).unwrap();
+    let read = claims(&pod, Dialect::Volcano, NonZeroU32::MIN).unwrap();
     assert_eq!(read.of("memory").unwrap()[0].gpu, gpus(false, 0, 1)[0]);
     assert_eq!(read.of("number").unwrap()[0].gpu, gpus(false, 1, 1)[0]);
+}
+
+/// Volcano's amounts are units of the memory factor: `registeredmem` of its plugin, and `Usedmem` of its scheduler. HAMi's
+/// are MiB, whatever the factor is.
+#[test]
+fn a_unit_of_memory_is_as_large_as_each_encoder_means() {
+    let gpu = gpus(false, 0, 1)[0];
+    for factor in [1, 10, 1024].map(|factor| NonZeroU32::new(factor).unwrap()) {
+        let units = u64::from(factor.get());
+        for (dialect, claimed, total) in
+            [(Dialect::Volcano, 300 * units, 81_559 / units), (Dialect::Hami, 300, 81_559)]
+        {
+            let pod = pod(dialect, &[], &[1], &slot(&[gpu]));
+            let read = claims(&pod, dialect, factor).unwrap();
+            let claim = Claim { index: 0, gpu, cores: 20, memory_mib: claimed };
+            assert_eq!(read.of("c0").unwrap(), [claim], "{factor}");
+            let text = annotation(&pod, lasting(dialect)).unwrap().trim_end_matches(';');
+            assert_eq!(claims_text(read, &pod, dialect, factor).trim_end_matches(';'), text);
+            let device = crate::Registered {
+                index: 0,
+                gpu,
+                product: "A100".to_owned(),
+                cores: 100,
+                memory_mib: 81_559,
+                places: 10,
+                hardware: registers::Hardware::default(),
+                healthy: true,
+            };
+            let text = registers::write(dialect, HamiForm::Fields, &[device], factor).unwrap();
+            assert!(text.starts_with(&format!("{gpu},10,{total},")), "{text}");
+            let read = registers::read(dialect, &text, factor).unwrap();
+            let all = if dialect == Dialect::Volcano { total * units } else { total };
+            assert_eq!(read[0].memory_mib, all);
+        }
+    }
+    let huge = pod(Dialect::Volcano, &[], &[1], &format!("{gpu},NVIDIA,{},0:", u64::MAX));
+    let said = claims(&huge, Dialect::Volcano, NonZeroU32::new(2).unwrap()).unwrap_err();
+    assert!(said.to_string().ends_with("are more than can be counted"), "{said}");
 }

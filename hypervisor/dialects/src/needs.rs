@@ -208,7 +208,9 @@ impl Need {
             MemoryNeed::Whole => gpu_mib,
             MemoryNeed::Mib(mib) => mib,
             MemoryNeed::Percent(percent) => {
-                u64::try_from(u128::from(gpu_mib) * u128::from(percent) / 100).unwrap_or(gpu_mib)
+                let unit = self.dialect.text_unit(factor);
+                let units = u128::from(gpu_mib / unit) * u128::from(percent) / 100;
+                u64::try_from(units).map_or(gpu_mib, |units| units.max(1) * unit)
             }
             MemoryNeed::Units(asked) => {
                 let factor = factor.get();
@@ -301,6 +303,10 @@ mod tests {
         let volcano = ("volcano.sh/vgpu-number", "1");
         assert_eq!(on(&[volcano]), (0, 8000));
         assert_eq!(on(&[volcano, ("volcano.sh/vgpu-memory-percentage", "25")]), (0, 2000));
+        // Whole units of 4 MiB.
+        assert_eq!(on(&[volcano, ("volcano.sh/vgpu-memory-percentage", "33")]), (0, 2640));
+        let third = need(&[volcano, ("volcano.sh/vgpu-memory-percentage", "33")]).unwrap().unwrap();
+        assert_eq!(third.on(8003, None, FACTOR).unwrap().memory_mib, 2640);
         assert_eq!(
             on(&[volcano, ("volcano.sh/vgpu-memory", "500"), ("volcano.sh/vgpu-cores", "50")]),
             (50, 2000)

@@ -1,5 +1,7 @@
 //! What a pod says of its containers' GPUs: its resources, and where its scheduler put it.
 
+use core::num::NonZeroU32;
+
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use limits::GpuId;
@@ -43,8 +45,7 @@ pub fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// The containers that have a slot in this dialect's claims, in order.
-#[must_use]
-pub fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
+fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
     match dialect {
         // As of HAMi 2.9.
         Dialect::Hami => containers(pod).map(|container| container.name.as_str()).collect(),
@@ -135,12 +136,16 @@ pub fn need(
     })
 }
 
-/// Where the pod's scheduler put its containers, if one of this dialect did.
+/// Where the pod's scheduler put its containers, if one of this dialect did. `factor`: the node's memory factor.
 ///
 /// # Errors
 /// [`AnnotationError`]
-pub fn claims(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
-    let mut claims = read(pod, dialect, lasting(dialect))?;
+pub fn claims(
+    pod: &Pod,
+    dialect: Dialect,
+    factor: NonZeroU32,
+) -> Result<PodClaims, AnnotationError> {
+    let mut claims = read(pod, dialect, lasting(dialect), factor)?;
     if dialect == Dialect::VgpuRs {
         for_all_others(pod, &mut claims)?;
     }
@@ -169,21 +174,46 @@ fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationErr
     Ok(())
 }
 
-/// The GPUs that its containers have, by those who gave them out.
+/// The GPUs that its containers have, by those who gave them out. `factor`: the node's memory factor.
 ///
 /// # Errors
 /// [`AnnotationError`]
-pub fn real(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
+pub fn real(pod: &Pod, dialect: Dialect, factor: NonZeroU32) -> Result<PodClaims, AnnotationError> {
     match dialect.annotations().real {
-        Some(name) => read(pod, dialect, name),
+        Some(name) => read(pod, dialect, name, factor),
         None => Ok(PodClaims::default()),
     }
 }
 
-fn read(pod: &Pod, dialect: Dialect, name: &'static str) -> Result<PodClaims, AnnotationError> {
+/// What [`claims`] reads.
+#[must_use]
+pub fn claims_text(
+    mut claims: PodClaims,
+    pod: &Pod,
+    dialect: Dialect,
+    factor: NonZeroU32,
+) -> String {
+    for claim in claims.0.iter_mut().flat_map(|of| &mut of.claims) {
+        claim.memory_mib = claim.memory_mib.div_ceil(dialect.text_unit(factor));
+    }
+    claims.write(dialect, &slots(pod, dialect))
+}
+
+fn read(
+    pod: &Pod,
+    dialect: Dialect,
+    name: &'static str,
+    factor: NonZeroU32,
+) -> Result<PodClaims, AnnotationError> {
     let Some(text) = annotation(pod, name) else { return Ok(PodClaims::default()) };
     let containers = requesting(pod, dialect);
-    PodClaims::read(dialect, text, &containers).map_err(|source| AnnotationError { name, source })
+    let wrong = |source| AnnotationError { name, source };
+    let mut claims = PodClaims::read(dialect, text, &containers).map_err(wrong)?;
+    for claim in claims.0.iter_mut().flat_map(|of| &mut of.claims) {
+        let mib = claim.memory_mib.checked_mul(dialect.text_unit(factor));
+        claim.memory_mib = mib.ok_or_else(|| wrong(ClaimError::TooMuch(claim.memory_mib)))?;
+    }
+    Ok(claims)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What a node says of its devices, in the texts of each dialect.
 
+use core::num::NonZeroU32;
 use core::str::FromStr;
 
 use limits::GpuId;
@@ -160,10 +161,10 @@ pub struct NodeConfig {
 pub(crate) const MAKER: &str = "NVIDIA-";
 /// How devices are held to their parts.
 const MODE: &str = "hami-core";
-const VOLCANO_FORM: &str = "UUID,COUNT,MIB,TYPE,HEALTH,MODE";
+const VOLCANO_FORM: &str = "UUID,COUNT,MEMORY,TYPE,HEALTH,MODE";
 const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
 
-/// The devices in this dialect. `form`: HAMi's.
+/// The devices in this dialect. `form`: HAMi's. `factor`: the node's memory factor.
 ///
 /// # Errors
 /// [`RegisterError::Json`]: never for devices of a node; [`RegisterError::None`].
@@ -171,6 +172,7 @@ pub fn write(
     dialect: Dialect,
     form: HamiForm,
     devices: &[Registered],
+    factor: NonZeroU32,
 ) -> Result<String, RegisterError> {
     // What separates devices is in no product's name.
     let plain = |name: &str| name.replace([',', ':', ';'], "-");
@@ -196,7 +198,8 @@ pub fn write(
         Dialect::VgpuRs => return Err(RegisterError::None(dialect.name())),
         Dialect::Volcano => devices.iter().map(|device| {
             let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
-            format!("{gpu},{places},{memory_mib},{MAKER}{},{healthy},{MODE}:", plain(product))
+            let memory = memory_mib / dialect.text_unit(factor);
+            format!("{gpu},{places},{memory},{MAKER}{},{healthy},{MODE}:", plain(product))
         }).collect(),
         Dialect::Hami if form == HamiForm::Json => {
             let one = |device: &Registered| HamiDevice {
@@ -256,11 +259,16 @@ pub fn read_config(text: &str) -> Result<NodeConfig, RegisterError> {
     serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))
 }
 
-/// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form.
+/// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form. `factor`: the node's memory
+/// factor.
 ///
 /// # Errors
 /// [`RegisterError`]
-pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterError> {
+pub fn read(
+    dialect: Dialect,
+    text: &str,
+    factor: NonZeroU32,
+) -> Result<Vec<Registered>, RegisterError> {
     let json = |error: serde_json::Error| RegisterError::Json(error.to_string());
     let form = if dialect == Dialect::Volcano { VOLCANO_FORM } else { HAMI_FORM };
     let wrong = |text: &str| RegisterError::Device { text: text.chars().take(120).collect(), form };
@@ -310,7 +318,7 @@ pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterErr
                 .map(|(part, index)| {
                     let fields: Vec<&str> = part.split(',').collect();
                     let found = match dialect {
-                        Dialect::Volcano => volcano(&fields, index),
+                        Dialect::Volcano => volcano(&fields, index, dialect.text_unit(factor)),
                         _ => hami(&fields, index),
                     };
                     found.ok_or_else(|| wrong(part))
@@ -324,7 +332,7 @@ fn unprefixed(product: &str) -> String {
     product.strip_prefix(MAKER).unwrap_or(product).to_owned()
 }
 
-fn volcano(fields: &[&str], index: u32) -> Option<Registered> {
+fn volcano(fields: &[&str], index: u32, unit: u64) -> Option<Registered> {
     let (&[gpu, places, memory, product, healthy] | &[gpu, places, memory, product, healthy, _]) =
         fields
     else {
@@ -335,7 +343,7 @@ fn volcano(fields: &[&str], index: u32) -> Option<Registered> {
         gpu: gpu.parse().ok()?,
         product: unprefixed(product),
         cores: crate::CORES,
-        memory_mib: memory.parse().ok()?,
+        memory_mib: memory.parse::<u64>().ok()?.checked_mul(unit)?,
         places: places.parse().ok()?,
         hardware: Hardware::default(),
         healthy: healthy.parse().ok()?,
@@ -395,25 +403,28 @@ mod tests {
         let seven = format!(
             "{A},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true:{B},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true:"
         );
-        assert_eq!(read(Dialect::Hami, &seven).unwrap(), two);
+        assert_eq!(read(Dialect::Hami, &seven, NonZeroU32::MIN).unwrap(), two);
         let nine = format!(
             "{A},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,0,hami-core:{B},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,1,hami-core:"
         );
-        assert_eq!(read(Dialect::Hami, &nine).unwrap(), two);
-        assert_eq!(write(Dialect::Hami, HamiForm::Fields, &two).unwrap(), nine);
+        assert_eq!(read(Dialect::Hami, &nine, NonZeroU32::MIN).unwrap(), two);
+        assert_eq!(write(Dialect::Hami, HamiForm::Fields, &two, NonZeroU32::MIN).unwrap(), nine);
         let json = format!(
             r#"[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"NVIDIA-Tesla V100-PCIE-32GB","numa":1,"mode":"hami-core","health":true}}]"#
         );
         let hardware = Hardware { numa: 1, ..Hardware::default() };
         let numa = Registered { hardware, ..two[0].clone() };
-        assert_eq!(read(Dialect::Hami, &json).unwrap(), std::slice::from_ref(&numa));
-        assert_eq!(write(Dialect::Hami, HamiForm::Json, &[numa]).unwrap(), json);
+        assert_eq!(
+            read(Dialect::Hami, &json, NonZeroU32::MIN).unwrap(),
+            std::slice::from_ref(&numa)
+        );
+        assert_eq!(write(Dialect::Hami, HamiForm::Json, &[numa], NonZeroU32::MIN).unwrap(), json);
         // What is zero is not written, as Go does it: no index, no NUMA node, not healthy.
         let second = Registered { index: 1, ..two[0].clone() };
-        let said = write(Dialect::Hami, HamiForm::Json, &[second]).unwrap();
+        let said = write(Dialect::Hami, HamiForm::Json, &[second], NonZeroU32::MIN).unwrap();
         assert!(said.starts_with(&format!(r#"[{{"id":"{A}","index":1,"count":10,"#)), "{said}");
         let ill = Registered { healthy: false, ..two[0].clone() };
-        let said = write(Dialect::Hami, HamiForm::Json, &[ill]).unwrap();
+        let said = write(Dialect::Hami, HamiForm::Json, &[ill], NonZeroU32::MIN).unwrap();
         assert!(said.ends_with(r#""mode":"hami-core"}]"#) && !said.contains("numa"), "{said}");
         for form in HamiForm::ALL {
             assert_eq!(form.name().parse(), Ok(form));
@@ -426,11 +437,13 @@ mod tests {
     #[test]
     fn volcanos_example() {
         let text = "GPU-151ae9c0-83a9-2dd1-8981-b5f44c021a58,1,1126,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true:";
-        let [found] = &read(Dialect::Volcano, text).unwrap()[..] else { panic!("one device") };
+        let [found] = &read(Dialect::Volcano, text, NonZeroU32::MIN).unwrap()[..] else {
+            panic!("one device")
+        };
         assert_eq!((found.places, found.memory_mib, found.healthy), (1, 1126, true));
         assert_eq!(found.product, "NVIDIA GeForce GTX 1080 Ti");
         let one = std::slice::from_ref(found);
-        let written = write(Dialect::Volcano, HamiForm::default(), one).unwrap();
+        let written = write(Dialect::Volcano, HamiForm::default(), one, NonZeroU32::MIN).unwrap();
         assert_eq!(written, text.replace("true:", "true,hami-core:"));
     }
 
@@ -443,15 +456,23 @@ mod tests {
         );
         let hardware = Hardware { numa: 0, bus_id: "0000:01:00.0".to_owned(), capability: (6, 1) };
         let one = Registered { hardware, ..device(0, gpu, "NVIDIA GeForce GTX 1050 Ti", 8192) };
-        let written = write(Dialect::VgpuManager, HamiForm::default(), std::slice::from_ref(&one));
+        let written = write(
+            Dialect::VgpuManager,
+            HamiForm::default(),
+            std::slice::from_ref(&one),
+            NonZeroU32::MIN,
+        );
         assert_eq!(written.unwrap(), text);
-        assert_eq!(read(Dialect::VgpuManager, &text).unwrap(), std::slice::from_ref(&one));
+        assert_eq!(
+            read(Dialect::VgpuManager, &text, NonZeroU32::MIN).unwrap(),
+            std::slice::from_ref(&one)
+        );
         // Go writes a whole number without its point, and some versions do not know the node.
         let whole = text.replace("6.1", "9").replace(r#""numa":0"#, r#""numa":-1"#);
-        let found = read(Dialect::VgpuManager, &whole).unwrap();
+        let found = read(Dialect::VgpuManager, &whole, NonZeroU32::MIN).unwrap();
         assert_eq!((found[0].hardware.capability, found[0].hardware.numa), ((9, 0), 0));
         let parts = text.replace("\"mig\":false", "\"mig\":true");
-        assert_eq!(read(Dialect::VgpuManager, &parts).unwrap(), []);
+        assert_eq!(read(Dialect::VgpuManager, &parts, NonZeroU32::MIN).unwrap(), []);
         let config = NodeConfig {
             device_split: 10,
             cores_scaling: 1.0,
@@ -465,11 +486,11 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        let said = |dialect, text| read(dialect, text).unwrap_err().to_string();
+        let said = |dialect, text| read(dialect, text, NonZeroU32::MIN).unwrap_err().to_string();
         assert!(said(Dialect::VgpuManager, "x").starts_with("a node's devices: "));
         assert!(
             said(Dialect::Volcano, "GPU-1,1")
-                .contains("UUID,COUNT,MIB,TYPE,HEALTH,MODE is accepted")
+                .contains("UUID,COUNT,MEMORY,TYPE,HEALTH,MODE is accepted")
         );
         assert!(
             said(Dialect::Hami, &format!("{A},1,2,3,x,0,yes:")).contains("UUID,COUNT,MIB,CORES")
@@ -496,7 +517,7 @@ mod tests {
             let told = Dialect::ALL.into_iter().filter(|dialect| dialect.annotations().register.is_some());
             let all = told.flat_map(|dialect| HamiForm::ALL.map(|form| (dialect, form)));
             for (dialect, form) in all {
-                let read = read(dialect, &write(dialect, form, &devices).unwrap()).unwrap();
+                let read = read(dialect, &write(dialect, form, &devices, NonZeroU32::MIN).unwrap(), NonZeroU32::MIN).unwrap();
                 prop_assert_eq!(read.len(), devices.len());
                 for (read, device) in read.iter().zip(&devices) {
                     let product = device.product.replace([',', ':', ';'], "-");
@@ -515,7 +536,7 @@ mod tests {
         #[test]
         fn no_text_breaks_the_reader(text in ".{0,120}") {
             for dialect in Dialect::ALL {
-                _ = read(dialect, &text);
+                _ = read(dialect, &text, NonZeroU32::MIN);
             }
         }
     }

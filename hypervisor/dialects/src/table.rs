@@ -1,5 +1,6 @@
 //! Names: dialects, their resources, their annotations.
 
+use core::num::NonZeroU32;
 use std::str::FromStr;
 
 use crate::choice::ChoiceNames;
@@ -42,6 +43,11 @@ impl Dialect {
             Self::Hami => &HAMI,
             Self::VgpuRs => &VGPU_RS,
         }
+    }
+
+    /// How many MiB is one in its texts about devices, on nodes with this memory factor.
+    pub(crate) fn text_unit(self, factor: NonZeroU32) -> u64 {
+        if self == Self::Volcano { factor.get().into() } else { 1 }
     }
 }
 
@@ -231,8 +237,6 @@ pub struct Annotations {
     pub register: Option<&'static str>,
     /// On a node: that they are there, and since when.
     pub handshake: Option<&'static str>,
-    /// On a node: how they are split.
-    pub config: Option<&'static str>,
     /// On a node: a scheduler's lock, which ends when a pod's containers have their devices.
     pub lock: Option<&'static str>,
     /// On a pod: its devices, by its scheduler.
@@ -267,7 +271,6 @@ pub struct Phase {
 const VGPU_MANAGER: Annotations = Annotations {
     register: Some("nvidia.com/node-device-register"),
     handshake: None,
-    config: Some("nvidia.com/node-config-info"),
     lock: None,
     claimed: "nvidia.com/pre-allocated",
     real: Some("nvidia.com/real-allocated"),
@@ -291,7 +294,6 @@ const VGPU_MANAGER: Annotations = Annotations {
 const VOLCANO: Annotations = Annotations {
     register: Some("volcano.sh/node-vgpu-register"),
     handshake: Some("volcano.sh/node-vgpu-handshake"),
-    config: None,
     lock: Some("volcano.sh/mutex.lock"),
     claimed: "volcano.sh/devices-to-allocate",
     real: Some("volcano.sh/vgpu-ids-new"),
@@ -315,7 +317,6 @@ const VOLCANO: Annotations = Annotations {
 const HAMI: Annotations = Annotations {
     register: Some("hami.io/node-nvidia-register"),
     handshake: Some("hami.io/node-handshake"),
-    config: None,
     lock: Some("hami.io/mutex.lock"),
     claimed: "hami.io/vgpu-devices-to-allocate",
     real: Some("hami.io/vgpu-devices-allocated"),
@@ -340,7 +341,6 @@ const HAMI: Annotations = Annotations {
 const VGPU_RS: Annotations = Annotations {
     register: None,
     handshake: None,
-    config: None,
     lock: None,
     claimed: "tensor-fusion.ai/container-gpus",
     real: None,
@@ -352,6 +352,9 @@ const VGPU_RS: Annotations = Annotations {
 
 /// The GPUs of all containers of a pod of vgpu.rs, with commas between them.
 pub const GPU_IDS: &str = "tensor-fusion.ai/gpu-ids";
+
+/// On a node: how its GPUs are split. VGPU-Manager's name, which holds in every dialect here.
+pub const NODE_CONFIG: &str = "nvidia.com/node-config-info";
 
 /// The policy of compute limits, by an annotation of the pod, or else of its node.
 pub const COMPUTE_POLICY: &str = "nvidia.com/vgpu-compute-policy";

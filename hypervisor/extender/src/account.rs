@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use dialects::claims::ContainerClaims;
 use dialects::registers::{self, RegisterError};
+use dialects::table::NODE_CONFIG;
 use dialects::{Choice, Claim, Dialect, Need, NeedError, PodClaims, Registered, Share};
 
 /// What a pod's containers ask for, all in the words of one dialect.
@@ -134,25 +135,29 @@ impl Account {
         let name = dialect.annotations().register.ok_or(other)?;
         let text = annotation(name).ok_or(Refusal::Unregistered(name))?;
         let wrong = |name| move |source| Refusal::Register { name, source };
-        let devices = registers::read(dialect, text).map_err(wrong(name))?;
-        // Only VGPU-Manager's nodes say how large a unit of memory is.
-        let factor = match Dialect::VgpuManager.annotations().config {
+        // Nodes that do not say it are of other agents.
+        let factor = match annotation(NODE_CONFIG) {
             None => NonZeroU32::MIN,
-            Some(name) => match annotation(name) {
-                None => NonZeroU32::MIN,
-                Some(text) => {
-                    let factor = registers::read_config(text).map_err(wrong(name))?.memory_factor;
-                    let zero = || RegisterError::Json("a memoryFactor of 0".to_owned());
-                    NonZeroU32::new(factor).ok_or_else(zero).map_err(wrong(name))?
-                }
-            },
+            Some(text) => {
+                let config = registers::read_config(text).map_err(wrong(NODE_CONFIG))?;
+                let zero = || RegisterError::Json("a memoryFactor of 0".to_owned());
+                let factor = NonZeroU32::new(config.memory_factor).ok_or_else(zero);
+                factor.map_err(wrong(NODE_CONFIG))?
+            }
         };
+        let devices = registers::read(dialect, text, factor).map_err(wrong(name))?;
         let gpu = |device: Registered| Gpu {
             places: device.places,
             left: Share { cores: device.cores, memory_mib: device.memory_mib },
             device,
         };
         Ok(Self { gpus: devices.into_iter().map(gpu).collect(), factor })
+    }
+
+    /// The node's memory factor.
+    #[must_use]
+    pub const fn factor(&self) -> NonZeroU32 {
+        self.factor
     }
 
     /// A container has these parts.

@@ -24,7 +24,7 @@ fn device(index: u32, places: u64, memory_mib: u64, healthy: bool) -> Registered
 }
 
 fn account(devices: &[Registered]) -> Account {
-    let text = registers::write(Dialect::VgpuManager, HamiForm::default(), devices).unwrap();
+    let text = registers::write(Dialect::VgpuManager, HamiForm::default(), devices, TEN).unwrap();
     let config = r#"{"deviceSplit":4,"coresScaling":1.0,"memoryFactor":10,"memoryScaling":1.0}"#;
     let annotation = |name: &str| match name {
         "nvidia.com/node-device-register" => Some(text.as_str()),
@@ -86,7 +86,8 @@ fn a_refusal_says_what_is_missing_on_how_many_gpus() {
         none,
         "no GPUs are registered: the node has no annotation hami.io/node-nvidia-register"
     );
-    let broken = Account::of(Dialect::Volcano, |_| Some("x")).unwrap_err().to_string();
+    let broken = Account::of(Dialect::Volcano, |name| name.ends_with("register").then_some("x"));
+    let broken = broken.unwrap_err().to_string();
     assert!(
         broken.starts_with("the node's annotation volcano.sh/node-vgpu-register: "),
         "{broken}"

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use api_server::{CallError, answered, is_conflict, on_node, segment};
 use dialects::Dialect;
-use dialects::pods::{annotation, has_ended, is_allocating, lasting};
+use dialects::pods::{annotation, claims_text, has_ended, is_allocating, lasting};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -97,7 +97,7 @@ impl Binder {
         let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
         let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
         let claims = account.place(&needs).map_err(refused)?;
-        let claims = claims.write(needs.dialect, &dialects::pods::slots(&pod, needs.dialect));
+        let claims = claims_text(claims, &pod, needs.dialect, account.factor());
         let annotations = annotations(&wanted.node, needs.dialect, &claims);
         let phase = needs.dialect.annotations().phase;
         if let Some(phase) = phase.filter(|phase| phase.is_label) {

@@ -70,11 +70,12 @@ pub fn account<'a>(
 
 /// By a container's own words alone: an annotation of another dialect's takes nothing.
 fn take(account: &mut Account, pod: &Pod) {
+    let factor = account.factor();
     for container in pods::containers(pod) {
         // One that cannot be read does not start.
         let Ok(Some(need)) = pods::need(pod, container, &Dialect::ALL) else { continue };
-        let claimed = pods::claims(pod, need.dialect).unwrap_or_default();
-        let real = pods::real(pod, need.dialect).unwrap_or_default();
+        let claimed = pods::claims(pod, need.dialect, factor).unwrap_or_default();
+        let real = pods::real(pod, need.dialect, factor).unwrap_or_default();
         let name = &container.name;
         let own = |all: &'_ [_]| !all.is_empty();
         match claimed.of(name).filter(|all| own(all)).or(real.of(name).filter(|all| own(all))) {
@@ -155,6 +156,47 @@ mod tests {
         assert_eq!(room(&pod(&vgpu_rs, &text, "Running")), 3);
         let foreign = json!({"volcano.sh/vgpu-ids-new": format!("{GPU},NVIDIA,10,100:"), "nvidia.com/pre-allocated": format!("main[0_{GPU}_10_10]")});
         assert_eq!(room(&pod(&limits, &foreign, "Running")), 3);
+    }
+
+    /// A GPU of 8000 MiB, in units of 10 MiB.
+    #[test]
+    fn a_memory_factor_holds_in_each_dialect() {
+        let node = |register: String| -> Node {
+            let config =
+                r#"{"deviceSplit":4,"coresScaling":1.0,"memoryFactor":10,"memoryScaling":1.0}"#;
+            let names = ["volcano.sh/node-vgpu-register", "hami.io/node-nvidia-register"];
+            let annotations = json!({names[0]: register, names[1]: register, "nvidia.com/node-config-info": config});
+            serde_json::from_value(json!({"metadata": {"name": "n", "annotations": annotations}}))
+                .unwrap()
+        };
+        for (dialect, number, memory, claimed, register, beside) in [
+            (
+                Dialect::Volcano,
+                "volcano.sh/vgpu-number",
+                "volcano.sh/vgpu-memory",
+                "volcano.sh/vgpu-ids-new",
+                format!("{GPU},4,800,NVIDIA-A10,true,hami-core:"),
+                format!("{GPU},NVIDIA,300,0:"),
+            ),
+            (
+                Dialect::Hami,
+                "nvidia.com/gpu",
+                "nvidia.com/gpumem",
+                "hami.io/vgpu-devices-allocated",
+                format!("{GPU},4,8000,100,NVIDIA-A10,0,true,0,hami-core:"),
+                format!("{GPU},NVIDIA,3000,0:;"),
+            ),
+        ] {
+            let wants = |units: &str| {
+                let limits = json!({number: "1", memory: units});
+                pod(&limits, &json!({claimed: beside}), "Running")
+            };
+            let account = account(&node(register), dialect, [&wants("300")]).unwrap();
+            let place = |units| account.place(&needs(&wants(units), &[dialect]).unwrap().unwrap());
+            assert!(place("501").is_err(), "{dialect:?}");
+            let claims = place("500").unwrap();
+            assert_eq!(claims.of("main").unwrap()[0].memory_mib, 5000, "{dialect:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The cluster as its API server shows it: this node's pods, and what people and schedulers are told of them.
 
+use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -189,7 +190,8 @@ impl Cluster {
         pods.sort_by_key(|pod| time(pod));
         let mut told = self.told();
         for pod in pods {
-            let Ok(claims) = pods::claims(pod, dialect) else { continue };
+            // Of these only the GPUs count here.
+            let Ok(claims) = pods::claims(pod, dialect, NonZeroU32::MIN) else { continue };
             let uid = uid(pod);
             for container in pods::containers(pod) {
                 let own = claims.of(&container.name).unwrap_or_default();

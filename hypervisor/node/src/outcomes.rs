@@ -1,6 +1,7 @@
 //! What became of pods' containers, in the order in which it happened, and what their schedulers are to be told of that. An
 //! API server may do late what it was asked for early. Pure.
 
+use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
 
 use dialects::pods::{self, has_failed, has_succeeded, is_allocating};
@@ -125,7 +126,8 @@ impl Outcome {
                 set_phase(&mut word.metadata, phase, phase.succeeded);
             }
             if waits && *own != Dialect::VgpuManager {
-                let nothing = PodClaims::default().write(dialect, &pods::slots(pod, dialect));
+                let nothing =
+                    pods::claims_text(PodClaims::default(), pod, dialect, NonZeroU32::MIN);
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
             // An earlier run may have ended before it gave the lock back.
@@ -134,7 +136,8 @@ impl Outcome {
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
             && let Some(name) = dialect.annotations().real
         {
-            let text = real.write(*dialect, &pods::slots(pod, *dialect));
+            // This dialect has no units.
+            let text = pods::claims_text(real.clone(), pod, *dialect, NonZeroU32::MIN);
             if pods::annotation(pod, name) != Some(&text) {
                 word.metadata["annotations"][name] = text.into();
             }

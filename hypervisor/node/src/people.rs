@@ -167,10 +167,11 @@ impl People {
         }
         let all = text.map(|text| live::changes(text, &own)).transpose()?.unwrap_or_default();
         let change = all.get(&held.holder.container).copied().unwrap_or_default();
-        let wish = words::wish(pod, &held.holder.container, &self.dialects, self.cluster.policy())?;
+        let pool = Arc::clone(&self.pool.borrow());
+        let (policy, factor) = (self.cluster.policy(), pool.memory_factor());
+        let wish = words::wish(pod, &held.holder.container, &self.dialects, policy, factor)?;
         let Wish::Said { need, policy, .. } = &wish else { return Ok(None) };
         let (dialect, policy) = (need.dialect, *policy);
-        let pool = Arc::clone(&self.pool.borrow());
         let find = |id: &GpuId| {
             let found: Option<&Gpu> = pool.gpus().iter().find(|gpu| gpu.id == *id);
             found.ok_or(NotChanged::NoGpu(*id))

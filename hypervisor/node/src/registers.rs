@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dialects::registers::{self, HamiForm, NodeConfig};
+use dialects::table::NODE_CONFIG;
 use dialects::{Dialect, Registered};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -75,14 +76,14 @@ fn wanted(
     for dialect in dialects {
         let names = dialect.annotations();
         if let Some(name) = names.register {
-            all.push((name, registers::write(*dialect, form, &devices)?));
-        }
-        if let Some(name) = names.config {
-            all.push((name, registers::write_config(&config)?));
+            all.push((name, registers::write(*dialect, form, &devices, pool.memory_factor())?));
         }
         if let Some(name) = names.handshake {
             all.push((name, format!("Reported {time}")));
         }
+    }
+    if !all.is_empty() {
+        all.push((NODE_CONFIG, registers::write_config(&config)?));
     }
     Ok(all)
 }

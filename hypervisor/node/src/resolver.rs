@@ -165,6 +165,11 @@ impl Resolver {
         join_all(known.map(wish)).await.into_iter().collect()
     }
 
+    fn said(&self, pod: &Pod, container: &str, cluster: &Cluster) -> Result<Wish, WordsError> {
+        let factor = self.pool.borrow().memory_factor();
+        wish(pod, container, &self.dialects, cluster.policy(), factor)
+    }
+
     async fn wish(&self, listed: &Listed) -> Wished {
         let Some(cluster) = &self.cluster else {
             return Wished { pod: None, wish: Ok(Wish::Counted(listed.asked)) };
@@ -173,7 +178,7 @@ impl Resolver {
         let none = |why| Wished { pod: None, wish: Err(Undecided::Cluster(why)) };
         match cluster.pod(holder).await {
             Ok(Some(pod)) => {
-                let said = wish(&pod, &holder.container, &self.dialects, cluster.policy());
+                let said = self.said(&pod, &holder.container, cluster);
                 let wish =
                     said.map_err(|source| Undecided::Words { holder: holder.to_string(), source });
                 Wished { pod: Some(pod), wish }
@@ -190,7 +195,7 @@ impl Resolver {
         let held = self.allocations.held();
         for listed in containers.of_pod(holder) {
             let name = &listed.holder.container;
-            let Ok(wish) = wish(pod, name, &self.dialects, cluster.policy()) else { continue };
+            let Ok(wish) = self.said(pod, name, cluster) else { continue };
             let Wish::Said { need, .. } = &wish else { continue };
             // What it has by now may have been changed.
             let own = held.iter().find(|one| one.holder == listed.holder);

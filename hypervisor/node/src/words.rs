@@ -1,5 +1,6 @@
 //! What a pod says of its containers' GPUs: its resources, its policy, and where its scheduler put it. Pure.
 
+use core::num::NonZeroU32;
 use std::collections::BTreeSet;
 
 use dialects::pods::{AnnotationError, annotation, claims, containers, need};
@@ -33,17 +34,18 @@ pub(crate) fn policy(text: &str) -> Result<Policy, WordsError> {
     }
 }
 
-/// What a container is to get. `node`: the policy where the pod names none.
+/// What a container is to get. `node`: the policy where the pod names none. `factor`: the node's memory factor.
 pub(crate) fn wish(
     pod: &Pod,
     name: &str,
     dialects: &[Dialect],
     node: Policy,
+    factor: NonZeroU32,
 ) -> Result<Wish, WordsError> {
     let no_gpu = || WordsError::NoGpu(name.to_owned());
     let container = containers(pod).find(|container| container.name == name).ok_or_else(no_gpu)?;
     let need = need(pod, container, dialects)?.ok_or_else(no_gpu)?;
-    let claims = claims(pod, need.dialect)?.of(name).unwrap_or_default().to_vec();
+    let claims = claims(pod, need.dialect, factor)?.of(name).unwrap_or_default().to_vec();
     let policy = annotation(pod, COMPUTE_POLICY).map_or(Ok(node), policy)?;
     Ok(Wish::Said { need, claims, policy })
 }
@@ -72,7 +74,7 @@ mod tests {
     }
 
     fn said(annotations: &serde_json::Value, container: &str) -> Result<Wish, String> {
-        wish(&pod(annotations), container, &Dialect::ALL, Policy::Balance)
+        wish(&pod(annotations), container, &Dialect::ALL, Policy::Balance, NonZeroU32::MIN)
             .map_err(|error| error.to_string())
     }
 

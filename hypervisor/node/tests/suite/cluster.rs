@@ -140,7 +140,9 @@ async fn the_nodes_devices_are_registered_for_its_schedulers() {
         ["nvidia.com/node-config-info", "nvidia.com/node-device-register"]
     );
     let text = all["nvidia.com/node-device-register"].as_str().unwrap();
-    let devices = dialects::registers::read(dialects::Dialect::VgpuManager, text).unwrap();
+    let devices =
+        dialects::registers::read(dialects::Dialect::VgpuManager, text, 1.try_into().unwrap())
+            .unwrap();
     assert_eq!(
         (devices.len(), devices[1].gpu, devices[1].memory_mib, devices[1].places),
         (2, gpu(1), 81_559, 10)
