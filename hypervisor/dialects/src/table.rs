@@ -294,7 +294,7 @@ const VGPU_MANAGER: Annotations = Annotations {
 const VOLCANO: Annotations = Annotations {
     register: Some("volcano.sh/node-vgpu-register"),
     handshake: Some("volcano.sh/node-vgpu-handshake"),
-    lock: Some("volcano.sh/mutex.lock"),
+    lock: Some("hamivgpu"),
     claimed: "volcano.sh/devices-to-allocate",
     real: Some("volcano.sh/vgpu-ids-new"),
     node: Some("volcano.sh/vgpu-node"),

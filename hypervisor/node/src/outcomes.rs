@@ -244,6 +244,19 @@ mod tests {
         assert_eq!(said, Word { metadata: Value::Null, lock: Some(("hami.io/mutex.lock", false)) });
     }
 
+    /// `nodelock.LockNode(node, "hamivgpu")`: the annotation names no pod.
+    #[test]
+    fn volcanos_lock_is_released() {
+        let mut pod = pod("allocating");
+        let phase = ("volcano.sh/bind-phase".to_owned(), "allocating".to_owned());
+        pod.metadata.annotations = Some([phase].into());
+        let mut all = Outcomes::default();
+        let number = all.started("u", "a", real(Dialect::Volcano, &["a"]));
+        let said = all.latest("u", number).unwrap().word(&pod);
+        assert_eq!(said.metadata["annotations"]["volcano.sh/bind-phase"], "success");
+        assert_eq!(said.lock, Some(("hamivgpu", true)));
+    }
+
     proptest! {
         /// Whatever happens in which order, the pod has failed if and only if a container is refused at the end, and
         /// whoever writes what was known before has nothing to say.
