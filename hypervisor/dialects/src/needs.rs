@@ -166,6 +166,7 @@ impl Need {
             };
             let units = read(Word::Memory).transpose()?.filter(|(_, units)| *units > 0);
             let percent = read(Word::MemoryPercentage).transpose()?.filter(|(_, of)| *of > 0);
+            let units = units.filter(|_| *dialect != Dialect::Volcano || percent.is_none());
             let size = amount(Word::MemorySize, vgpu_rs::bytes).transpose()?;
             let memory = match (units, percent) {
                 _ if let Some(bytes) = size => MemoryNeed::Mib((bytes / MIB).max(1)),
@@ -323,11 +324,13 @@ mod tests {
         assert_eq!(on(&[vgpu_rs, tflops, ("tensor-fusion.ai/vram-limit", "2Gi")]), (25, 2048));
         let unknown = need(&[vgpu_rs, tflops]).unwrap().unwrap();
         assert_eq!(unknown.on(8000, None, FACTOR).unwrap().cores, 0);
-        // MiB come before percent.
+        // Both: HAMi takes MiB, Volcano percent.
         assert_eq!(
             on(&[hami, ("nvidia.com/gpumem", "10"), ("nvidia.com/gpumem-percentage", "50")]),
             (0, 40)
         );
+        let both = [("volcano.sh/vgpu-memory", "10"), ("volcano.sh/vgpu-memory-percentage", "50")];
+        assert_eq!(on(&[volcano, both[0], both[1]]), (0, 4000));
     }
 
     /// HAMi's: 0 is high, 1 is low.

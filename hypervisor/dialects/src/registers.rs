@@ -199,6 +199,8 @@ pub fn write(
         Dialect::Volcano => devices.iter().map(|device| {
             let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
             let memory = memory_mib / dialect.text_unit(factor);
+            // Its scheduler does not read the health.
+            let places = if *healthy { *places } else { 0 };
             format!("{gpu},{places},{memory},{MAKER}{},{healthy},{MODE}:", plain(product))
         }).collect(),
         Dialect::Hami if form == HamiForm::Json => {
@@ -445,6 +447,11 @@ mod tests {
         let one = std::slice::from_ref(found);
         let written = write(Dialect::Volcano, HamiForm::default(), one, NonZeroU32::MIN).unwrap();
         assert_eq!(written, text.replace("true:", "true,hami-core:"));
+        let ill = Registered { healthy: false, ..found.clone() };
+        let written =
+            write(Dialect::Volcano, HamiForm::default(), &[ill], NonZeroU32::MIN).unwrap();
+        let none = text.replace(",1,1126,", ",0,1126,").replace("true:", "false,hami-core:");
+        assert_eq!(written, none);
     }
 
     /// Its documentation of overcommitted memory has this text, as `kubectl` shows it.
@@ -525,7 +532,10 @@ mod tests {
                     let kept = match dialect {
                         Dialect::VgpuManager => device.clone(),
                         Dialect::Hami => Registered { product, hardware: near, ..device.clone() },
-                        Dialect::Volcano => Registered { product, cores: 100, hardware: Hardware::default(), ..device.clone() },
+                        Dialect::Volcano => {
+                            let places = if device.healthy { device.places } else { 0 };
+                            Registered { product, cores: 100, places, hardware: Hardware::default(), ..device.clone() }
+                        }
                         Dialect::VgpuRs => unreachable!("it tells nobody"),
                     };
                     prop_assert_eq!(read, &kept);
