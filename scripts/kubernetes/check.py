@@ -146,10 +146,17 @@ if go:
         keeping = rendered(folder, program, {"keepImagePreloads": True, "image": {"tag": "9.9"}})
         keeping = keeping[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
         expect(keeps_image_preloads(keeping, "9.9"), f"the chart with keepImagePreloads: {keeping}")
-        with_scheduler = rendered(folder, program, {"scheduler": {"enabled": True, "image": "kube-scheduler:v1"}})
-        expect(("Deployment", "sluice-scheduler") in with_scheduler, "no scheduler")
-        configured = yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
-        expect(configured["extenders"] == read("scheduler-v1.yaml")["extenders"], f"chart and scheduler-v1.yaml differ: {configured}")
+        wanted = read("scheduler-v1.yaml")["extenders"]
+        of = {"vgpu-manager": 3, "volcano": 4, "hami": 5}
+        for dialects in [list(of), *([one] for one in of)]:
+            values = {"dialects": dialects, "scheduler": {"enabled": True, "image": "kube-scheduler:v1"}}
+            with_scheduler = rendered(folder, program, values)
+            expect(("Deployment", "sluice-scheduler") in with_scheduler, "no scheduler")
+            configured = yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
+            resources = configured["extenders"][0]["managedResources"]
+            if dialects == list(of):
+                expect(configured["extenders"] == wanted, f"chart and scheduler-v1.yaml differ: {configured}")
+            expect(len(resources) == sum(of[one] for one in dialects), f"{dialects}: {resources}")
 else:
     print("SKIPPED: the chart's templates (go is missing)")
 

@@ -361,6 +361,8 @@ pub const COMPUTE_POLICY: &str = "nvidia.com/vgpu-compute-policy";
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn names(dialects: &[Dialect], gates: &str) -> Vec<&'static str> {
@@ -416,6 +418,24 @@ mod tests {
         }
         for (index, (.., name)) in WORDS.iter().enumerate() {
             assert!(WORDS[..index].iter().all(|(.., other)| other != name));
+        }
+    }
+
+    /// kube-scheduler binds pods by itself that ask for none of these, without a claim.
+    #[test]
+    fn kube_scheduler_sends_pods_of_each_dialect_to_the_extender() {
+        let wanted: Vec<_> = WORDS
+            .iter()
+            .filter(|(dialect, word, _)| {
+                dialect.annotations().register.is_some() && !word.is_annotation()
+            })
+            .map(|(_, word, name)| json!({"name": name, "ignoredByScheduler": *word != Word::Number}))
+            .collect();
+        for file in ["scheduler-v1.yaml", "scheduler-v1beta1.yaml"] {
+            let path = format!("{}/../../deploy/kubernetes/{file}", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(path).unwrap();
+            let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+            assert_eq!(read["extenders"][0]["managedResources"], json!(wanted), "{file}");
         }
     }
 }
