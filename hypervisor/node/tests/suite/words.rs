@@ -1,6 +1,7 @@
 //! What pods say in the words of systems that tell kubelets less.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use dialects::Dialect;
 use dialects::gates::FeatureGates;
@@ -151,7 +152,7 @@ async fn hamis_scheduler_is_told_in_the_form_that_it_reads() {
         let all = written()[0]["metadata"]["annotations"].clone();
         let text = all["hami.io/node-nvidia-register"].as_str().unwrap().to_owned();
         assert!(text.starts_with(begins), "{text}");
-        let devices = registers::read(Dialect::Hami, &text).unwrap();
+        let devices = registers::read(Dialect::Hami, &text, NonZeroU32::MIN).unwrap();
         assert_eq!((devices.len(), devices[1].gpu, devices[1].places), (2, gpu(1), 10));
         node.stop().await;
     }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -210,7 +211,7 @@ impl Cluster {
         let register = || {
             let node = server.objects.node("here")?;
             let text = node["metadata"]["annotations"]["nvidia.com/node-device-register"].clone();
-            registers::read(Dialect::VgpuManager, text.as_str()?).ok()
+            registers::read(Dialect::VgpuManager, text.as_str()?, NonZeroU32::MIN).ok()
         };
         until("the node's devices are registered", || register().is_some()).await;
         let devices = register().unwrap();
