@@ -88,6 +88,8 @@ for file in read("base/kustomization.yaml")["resources"]:
     with open(f"{DEPLOY}/base/{file}", encoding="utf-8") as text:
         base.update(documents(text.read()))
 pod = base[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
+by_labels = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+expect({"nvidia.com/gpu.present", "sluice.dev/gpu"} <= {one["matchExpressions"][0]["key"] for one in by_labels}, "no GPU nodes are selected")
 volumes = {volume["name"] for volume in pod["volumes"]}
 for container in pod["initContainers"] + pod["containers"]:
     mounts = {mount["name"] for mount in container["volumeMounts"]}
@@ -132,7 +134,7 @@ if go:
         for key in [("ClusterRole", "sluice-node"), ("ClusterRoleBinding", "sluice-node"), ("ServiceAccount", "sluice-node")]:
             expect(chart.get(key) == base[key], f"chart and base differ: {key}")
         own = chart[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-        for name in ["volumes", "hostPID", "serviceAccountName", "tolerations", "nodeSelector"]:
+        for name in ["volumes", "hostPID", "serviceAccountName", "tolerations", "nodeSelector", "affinity"]:
             expect(own.get(name) == pod.get(name), f"chart and base differ: {name}")
         for ours, theirs in zip(own["initContainers"] + own["containers"], pod["initContainers"] + pod["containers"]):
             for name in ["name", "command", "env", "securityContext", "resources", "volumeMounts"]:
@@ -146,6 +148,9 @@ if go:
         keeping = rendered(folder, program, {"keepImagePreloads": True, "image": {"tag": "9.9"}})
         keeping = keeping[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
         expect(keeps_image_preloads(keeping, "9.9"), f"the chart with keepImagePreloads: {keeping}")
+        chosen = rendered(folder, program, {"nodeSelector": {"gpus": "yes"}})
+        chosen = chosen[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
+        expect(chosen["nodeSelector"] == {"gpus": "yes"} and "affinity" not in chosen, "the chart keeps its affinity")
         wanted = read("scheduler-v1.yaml")["extenders"]
         of = {"vgpu-manager": 3, "volcano": 4, "hami": 5}
         for dialects in [list(of), *([one] for one in of)]:

@@ -187,7 +187,12 @@ impl Need {
                 Some((name, asked)) => return Err(NeedError::Priority { name, asked }),
             };
             let milli_tflops = amount(Word::Tflops, vgpu_rs::milli_tflops).transpose()?;
-            let milli_tflops = milli_tflops.unwrap_or_default();
+            let percent = |word| amount(word, vgpu_rs::milli_percent).transpose();
+            let effective = percent(Word::EffectivePercentage)?;
+            let percent = percent(Word::ComputePercentage)?.filter(|_| milli_tflops.is_none());
+            let milli_tflops = milli_tflops.filter(|_| effective.is_none()).unwrap_or_default();
+            let percent = effective.or(percent);
+            let cores = percent.map_or(cores, |limit| vgpu_rs::cores(limit, Some(vgpu_rs::WHOLE)));
             let (dialect, resource) = (*dialect, name);
             let need = Self { dialect, resource, places, cores, memory, priority, milli_tflops };
             found = Some((name, need));
@@ -223,7 +228,7 @@ impl Need {
         // VGPU-Manager: a container that only counts GPUs has them for itself.
         let alone = says_nothing && self.dialect == Dialect::VgpuManager;
         let cores = match self.dialect {
-            Dialect::VgpuRs => vgpu_rs::cores(self.milli_tflops, milli_tflops),
+            Dialect::VgpuRs if self.cores == 0 => vgpu_rs::cores(self.milli_tflops, milli_tflops),
             _ if alone => CORES,
             _ => self.cores,
         };
@@ -322,6 +327,13 @@ mod tests {
         assert_eq!(on(&[vgpu_rs]), (0, 8000));
         let tflops = ("tensor-fusion.ai/tflops-limit", "25");
         assert_eq!(on(&[vgpu_rs, tflops, ("tensor-fusion.ai/vram-limit", "2Gi")]), (25, 2048));
+        // TFLOPS come before a percentage, and what its scheduler has computed before both.
+        let percent = ("tensor-fusion.ai/compute-percent-limit", "12.5");
+        assert_eq!(on(&[vgpu_rs, percent]), (13, 8000));
+        assert_eq!(on(&[vgpu_rs, percent, tflops]), (25, 8000));
+        let effective = |text| ("tensor-fusion.ai/effective-hard-sm-percent", text);
+        assert_eq!(on(&[vgpu_rs, percent, tflops, effective("15")]), (15, 8000));
+        assert_eq!(on(&[vgpu_rs, percent, tflops, effective("100")]), (0, 8000));
         let unknown = need(&[vgpu_rs, tflops]).unwrap().unwrap();
         assert_eq!(unknown.on(8000, None, FACTOR).unwrap().cores, 0);
         // Both: HAMi takes MiB, Volcano percent.
@@ -414,6 +426,8 @@ mod tests {
             said(&[vgpu_rs, ("tensor-fusion.ai/vram-limit", "much")])
                 .starts_with("the annotation tensor-fusion.ai/vram-limit: \"much\" is no amount")
         );
+        let percent = said(&[vgpu_rs, ("tensor-fusion.ai/compute-percent-limit", "half")]);
+        assert!(percent.ends_with("a percentage such as 25, 12.5 or 12500m is accepted, above 0"));
         assert!(said(&[vgpu_rs, ("nvidia.com/gpu", "1")]).contains("of one dialect"));
         let huge =
             need(&[vgpu, ("nvidia.com/vgpu-memory", "16000000000000000000")]).unwrap().unwrap();

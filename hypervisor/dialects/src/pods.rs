@@ -62,14 +62,14 @@ fn requesting(pod: &Pod, dialect: Dialect) -> Vec<&str> {
 }
 
 fn requests(container: &Container, dialect: Dialect) -> bool {
-    let quantity = |wanted| {
-        let names = WORDS.iter().filter(|(of, word, _)| (*of, *word) == (dialect, wanted));
-        names.filter_map(|(.., name)| quantity(container, name)).next()
+    let said = |wanted| {
+        let mut names = WORDS.iter().filter(|(of, word, _)| (*of, *word) == (dialect, wanted));
+        names.find_map(|(.., name)| quantity(container, name))
     };
-    match quantity(Word::Number) {
+    match said(Word::Number) {
         Some(number) => whole(number).is_ok_and(|number| number > 0),
         // Volcano gives a container that requests only memory one GPU.
-        None => dialect == Dialect::Volcano && quantity(Word::Memory).is_some(),
+        None => dialect == Dialect::Volcano && said(Word::Memory).is_some(),
     }
 }
 

@@ -177,6 +177,10 @@ pub enum Word {
     Priority,
     /// How many TFLOPS of each one.
     Tflops,
+    /// How much of each one's time, in percent, if no TFLOPS are said.
+    ComputePercentage,
+    /// The same, as its scheduler has computed it of TFLOPS.
+    EffectivePercentage,
     /// How much of each one's memory, as a size.
     MemorySize,
     /// How urgent it is, by a name.
@@ -189,12 +193,20 @@ impl Word {
     /// Whether it is an annotation of the pod, for all of its containers.
     #[must_use]
     pub const fn is_annotation(self) -> bool {
-        matches!(self, Self::Tflops | Self::MemorySize | Self::Quality | Self::Isolation)
+        matches!(
+            self,
+            Self::Tflops
+                | Self::ComputePercentage
+                | Self::EffectivePercentage
+                | Self::MemorySize
+                | Self::Quality
+                | Self::Isolation
+        )
     }
 }
 
 /// What containers and pods say, by name. A superset of what kubelets are told of: schedulers read the others.
-pub const WORDS: [(Dialect, Word, &str); 33] = [
+pub const WORDS: [(Dialect, Word, &str); 35] = [
     (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
     (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
     (Dialect::VgpuManager, Word::Memory, "nvidia.com/vgpu-memory"),
@@ -225,6 +237,8 @@ pub const WORDS: [(Dialect, Word, &str); 33] = [
     (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_e"),
     (Dialect::VgpuRs, Word::Number, "tensor-fusion.ai/index_f"),
     (Dialect::VgpuRs, Word::Tflops, "tensor-fusion.ai/tflops-limit"),
+    (Dialect::VgpuRs, Word::ComputePercentage, "tensor-fusion.ai/compute-percent-limit"),
+    (Dialect::VgpuRs, Word::EffectivePercentage, "tensor-fusion.ai/effective-hard-sm-percent"),
     (Dialect::VgpuRs, Word::MemorySize, "tensor-fusion.ai/vram-limit"),
     (Dialect::VgpuRs, Word::Quality, "tensor-fusion.ai/qos"),
     (Dialect::VgpuRs, Word::Isolation, "tensor-fusion.ai/isolation"),

@@ -17,6 +17,7 @@ pub struct AmountError {
 }
 
 const TFLOPS: &str = "a number of TFLOPS such as 10, 10.5, 71200m or 1k";
+const PERCENT: &str = "a percentage such as 25, 12.5 or 12500m";
 const BYTES: &str = "a size such as 1073741824, 512Mi or 2Gi";
 const TFLOPS_UNITS: [(&str, f64); 6] =
     [("", 1.0), ("m", 0.001), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9)];
@@ -40,6 +41,14 @@ const BYTE_UNITS: [(&str, f64); 10] = [
 /// [`AmountError`]
 pub fn milli_tflops(text: &str) -> Result<u64, AmountError> {
     amount(text, TFLOPS, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
+}
+
+/// Thousandths of a percent of a GPU's time.
+///
+/// # Errors
+/// [`AmountError`]
+pub fn milli_percent(text: &str) -> Result<u64, AmountError> {
+    amount(text, PERCENT, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
 }
 
 /// Bytes.
@@ -82,6 +91,9 @@ fn whole(number: f64) -> Option<u64> {
     )]
     (1.0..=MOST).contains(&rounded).then_some(rounded as u64)
 }
+
+/// Thousandths of a percent that a whole GPU has.
+pub(crate) const WHOLE: u64 = 100_000;
 
 /// Which part of a GPU's time a limit of TFLOPS is, in hundredths. 0: it limits nothing.
 #[must_use]

@@ -1,7 +1,7 @@
 //! What nodes and pods say, as accounts and needs. Pure.
 
 use dialects::pods::{self, has_ended};
-use dialects::{Choice, Dialect, NeedError};
+use dialects::{Choice, Claim, Dialect, NeedError, PodClaims};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use crate::account::{Account, PodNeeds, Refusal};
@@ -76,13 +76,27 @@ fn take(account: &mut Account, pod: &Pod) {
         let Ok(Some(need)) = pods::need(pod, container, &Dialect::ALL) else { continue };
         let claimed = pods::claims(pod, need.dialect, factor).unwrap_or_default();
         let real = pods::real(pod, need.dialect, factor).unwrap_or_default();
-        let name = &container.name;
-        let own = |all: &'_ [_]| !all.is_empty();
-        match claimed.of(name).filter(|all| own(all)).or(real.of(name).filter(|all| own(all))) {
-            Some(claims) => account.take_as_said(claims, &need),
-            None => account.take_anywhere(&need),
+        let of = |all: &PodClaims| all.of(&container.name).unwrap_or_default().to_vec();
+        match larger(&of(&claimed), of(&real)) {
+            none if none.is_empty() => account.take_anywhere(&need),
+            claims => account.take_as_said(&claims, &need),
         }
     }
+}
+
+/// On the GPUs that a container has, the larger of what it has and of what was claimed there: a live change may have raised
+/// it, and one that lowered it may be taken back.
+fn larger(claimed: &[Claim], mut real: Vec<Claim>) -> Vec<Claim> {
+    if real.is_empty() {
+        return claimed.to_vec();
+    }
+    for own in &mut real {
+        if let Some(claim) = claimed.iter().find(|claim| claim.gpu == own.gpu) {
+            own.cores = own.cores.max(claim.cores);
+            own.memory_mib = own.memory_mib.max(claim.memory_mib);
+        }
+    }
+    real
 }
 
 #[cfg(test)]
@@ -139,6 +153,12 @@ mod tests {
         assert_eq!(room(&pod(&limits, &claimed, "Running")), 2);
         assert_eq!(room(&pod(&limits, &claimed, "Succeeded")), 3);
         assert_eq!(room(&pod(&limits, &real, "Running")), 1);
+        let both = |claimed, real| {
+            json!({"nvidia.com/pre-allocated": format!("main[0_{GPU}_{claimed}_10]"),
+                "nvidia.com/real-allocated": format!("main[0_{GPU}_{real}_10]")})
+        };
+        assert_eq!(room(&pod(&limits, &both(10, 95), "Running")), 0, "raised");
+        assert_eq!(room(&pod(&limits, &both(70, 10), "Running")), 1, "lowered");
         // Nobody says where it is, or what is said cannot be read: its own words count.
         assert_eq!(room(&pod(&limits, &json!({}), "Pending")), 3);
         assert_eq!(room(&pod(&limits, &json!({"nvidia.com/pre-allocated": "x"}), "Pending")), 3);

@@ -69,7 +69,7 @@ use self::injection::Injection;
 use self::people::People;
 use self::plugin::Offer;
 use self::pod_resources::PodResourcesApi;
-use self::pool::{Pool, PoolError};
+use self::pool::{Gpu, Pool, PoolError};
 use self::registration::Endpoint;
 use self::resolver::Resolver;
 use self::seen::Seen;
@@ -92,11 +92,8 @@ pub enum NodeError {
     /// Containers would have no driver.
     #[error("--devices mounts: {0}")]
     Driver(String),
-    /// The devices cannot be seen.
-    #[error("no GPU can be seen: {0}; --nvml names the driver's NVML")]
-    Blind(Blind),
-    /// They did not show themselves in time.
-    #[error("the driver has not shown any GPU for {} s", FIRST_LOOK.as_secs())]
+    /// Nothing looks at the devices any more.
+    #[error("the observer of the devices has ended")]
     Silent,
     /// The devices cannot be offered.
     #[error(transparent)]
@@ -135,7 +132,7 @@ pub enum NodeError {
 /// given out stays with its containers.
 ///
 /// # Errors
-/// [`NodeError`], for what is wrong with options, folders or devices. A kubelet that is not there is waited for.
+/// [`NodeError`], for what is wrong with options, folders or devices. A kubelet or a GPU that is not there is waited for.
 pub async fn serve(
     options: &Options,
     source: Box<dyn Source>,
@@ -145,7 +142,6 @@ pub async fn serve(
     let plugins = options.plugin_folder()?;
     let info = Arc::new(options.gpu_info()?);
     injection::check(&options.library)?;
-    let driver = driver_folder(options)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
     let preload = allocations
         .write_preload()
@@ -164,9 +160,12 @@ pub async fn serve(
         let pool = Pool::new(gpus, options.split, options.memory_factor);
         pool.scaled(options.scaling).informed(Arc::clone(&info))
     };
-    let first = tokio::time::timeout(FIRST_LOOK, seen.recv()).await.ok().flatten();
-    let first = first.ok_or(NodeError::Silent)?.map_err(NodeError::Blind)?;
-    let first = pool_of(first);
+    let mut end = std::pin::pin!(end);
+    let first = tokio::select! {
+        () = &mut end => return Ok(()),
+        gpus = first_gpus(&mut seen) => pool_of(gpus?),
+    };
+    let driver = driver_folder(options)?;
     for resource in &resources {
         first.check(resource)?;
     }
@@ -257,7 +256,7 @@ pub async fn serve(
     let watch_over = resolver.keep();
     let ended = tokio::select! {
         never = watch_over => match never {},
-        () = end => Ok(()),
+        () = &mut end => Ok(()),
         fault = follow => fault,
         Some(ended) = tasks.join_next() => match ended {
             Ok(fault) => Err(fault),
@@ -267,6 +266,30 @@ pub async fn serve(
     // Each removes its socket as it ends.
     tasks.shutdown().await;
     ended
+}
+
+/// Waits for a GPU: a DaemonSet also runs on nodes without one, and on others before their driver is loaded.
+async fn first_gpus(
+    seen: &mut mpsc::UnboundedReceiver<Result<Vec<Gpu>, Blind>>,
+) -> Result<Vec<Gpu>, NodeError> {
+    let mut told = None;
+    loop {
+        let why = match tokio::time::timeout(FIRST_LOOK, seen.recv()).await {
+            Ok(None) => return Err(NodeError::Silent),
+            Ok(Some(Ok(gpus))) if gpus.is_empty() => "the driver shows none".to_owned(),
+            Ok(Some(Ok(gpus))) => return Ok(gpus),
+            Ok(Some(Err(blind))) => blind.to_string(),
+            Err(_) => format!("the driver has not answered for {} s", FIRST_LOOK.as_secs()),
+        };
+        // Once: this may go on for long.
+        if told.as_ref() != Some(&why) {
+            tracing::warn!(
+                why,
+                "no GPU can be seen: waits for one; --nvml names the driver's NVML"
+            );
+            told = Some(why);
+        }
+    }
 }
 
 /// Where the driver's libraries are, if they are to be mounted.

@@ -1,7 +1,5 @@
 //! What cannot be followed ends the program with a line that says what would be accepted.
 
-use observer::{Blind, Seen};
-
 use super::support::{Agent, FakeKubelet, options, shows};
 
 #[tokio::test]
@@ -64,17 +62,6 @@ async fn numbers_that_do_not_fit() {
     std::fs::write(kubelet.path().join("none.yaml"), "- model: T4").unwrap();
     let said = Agent::start(wrong, shows(8)).fails().await;
     assert!(said.ends_with("with model, fullModelName and fp16TFlops is accepted"), "{said}");
-}
-
-#[tokio::test]
-async fn devices_that_cannot_be_seen() {
-    let kubelet = FakeKubelet::new();
-    let blind = Seen::Blind(Blind("libnvidia-ml.so.1: no such file".to_owned()));
-    let said = Agent::start(options(kubelet.path()), blind).fails().await;
-    assert_eq!(
-        said,
-        "no GPU can be seen: libnvidia-ml.so.1: no such file; --nvml names the driver's NVML"
-    );
 }
 
 #[tokio::test]

@@ -19,6 +19,23 @@ async fn healthy(watched: &mut Watched, gpus: u8) -> Vec<usize> {
     (0..gpus).map(of).collect()
 }
 
+/// A DaemonSet's pod on a node without a GPU, or before its driver is loaded.
+#[tokio::test]
+async fn without_a_gpu_it_waits_for_one() {
+    let mut kubelet = FakeKubelet::running();
+    let blind = || Seen::Blind(Blind("libnvidia-ml.so.1: no such file".to_owned()));
+    let idle = Agent::start(options(kubelet.path()), blind());
+    idle.devices.send(shows(0)).unwrap();
+    idle.stop().await.unwrap();
+    let agent = Agent::start(options(kubelet.path()), blind());
+    agent.devices.send(shows(0)).unwrap();
+    agent.devices.send(shows(1)).unwrap();
+    let (_, client) = kubelet.registered().await;
+    let mut watched = client.watch("ListAndWatch", &Empty {}).await;
+    assert_eq!(healthy(&mut watched, 1).await, [10]);
+    agent.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_fault_is_told_at_once_and_nothing_is_given_out_there() {
     let mut kubelet = FakeKubelet::running();

@@ -1,5 +1,6 @@
 //! What pods say in the words of systems that tell kubelets less.
 
+use core::num::NonZeroU32;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 

@@ -3,6 +3,7 @@
 //!
 //! `SLUICE_FAULTS=300` makes five minutes of it, and tells what the agent has used. Without it it is short.
 
+use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::num::NonZeroU32;
