@@ -2,7 +2,6 @@
 
 use core::num::NonZeroU32;
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use dialects::Dialect;
 use dialects::gates::FeatureGates;

@@ -6,7 +6,6 @@
 use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
