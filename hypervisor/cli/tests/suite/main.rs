@@ -25,3 +25,4 @@ mod support;
 mod timed;
 mod top;
 mod version;
+mod vocabulary;
