@@ -153,6 +153,12 @@ impl Folder {
         Ok(Self { fd, path, uid: stat.st_uid, mode: stat.st_mode & 0o7777 })
     }
 
+    /// Whether this process sees its file system as read-only.
+    pub(crate) fn is_read_only(&self) -> bool {
+        fs::fstatvfs(&self.fd)
+            .is_ok_and(|system| system.f_flag.contains(fs::StatVfsMountFlags::RDONLY))
+    }
+
     /// Opens a folder in this one, of the same user and no link.
     ///
     /// # Errors

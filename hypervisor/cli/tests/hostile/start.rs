@@ -137,7 +137,9 @@ fn with_mounts(sluice: &Sluice, mounts: &str) -> (i32, String) {
 fn without_shared_memory_sessions_are_in_the_next_place() {
     let sluice = Sluice::new();
     let read_only = "mount -t tmpfs -o ro none /dev/shm";
-    for mounts in [read_only, "mount -t tmpfs none /dev"] {
+    let made_before = "mount -t tmpfs none /dev/shm && mkdir -m 711 /dev/shm/sluice-root && \
+        mount -o remount,ro /dev/shm";
+    for mounts in [read_only, made_before, "mount -t tmpfs none /dev"] {
         let (code, stderr) = with_mounts(&sluice, &format!("mount -t tmpfs none /run && {mounts}"));
         assert_eq!(code, 0, "{mounts}: {stderr}");
         assert!(

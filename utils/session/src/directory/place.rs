@@ -74,8 +74,13 @@ pub(super) fn own(uid: u32) -> Result<Place, DirectoryError> {
 fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
     let mut taken: Option<&Path> = None;
     let mut free = Vec::new();
+    let mut unusable = None;
     for path in places {
         match Folder::open(path) {
+            // Such as a service's /dev/shm that is read-only, while other processes of the user write there.
+            Ok(folder) if folder.uid() == uid && folder.is_read_only() => {
+                unusable = unusable.or(Some(FolderError::io("write in", path)(Errno::ROFS)));
+            }
             Ok(folder) if folder.uid() == uid => {
                 return Ok(is_at(made_ready(folder, uid)?, taken.map(not_ones_own)));
             }
@@ -83,15 +88,11 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
             _ => taken = taken.or(Some(path)),
         }
     }
-    let mut unusable = None;
     for path in free {
         match make(path, uid) {
             Ok(folder) => {
                 let before = taken.filter(|taken| *taken < path).map(not_ones_own);
-                return Ok(is_at(
-                    folder,
-                    before.or(unusable.map(|error: FolderError| error.to_string())),
-                ));
+                return Ok(is_at(folder, before.or(unusable.map(|error| error.to_string()))));
             }
             // Another user was faster.
             Err(DirectoryError::Folder(FolderError::Unsafe { .. })) => taken = taken.or(Some(path)),
