@@ -54,7 +54,7 @@ fn steady(mut value: Value) -> Value {
                     "state" if value == "revoked" => "holding".into(),
                     "leases" if value.is_number() => 1.into(),
                     "balance_us" | "charged_us" | "held_us" | "log_lines_lost" | "mean_ppm"
-                    | "recent_ppm" => 0.into(),
+                    | "recent_ppm" | "waited_us" => 0.into(),
                     _ => steady(value.take()),
                 };
                 *value = same;

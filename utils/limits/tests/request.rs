@@ -99,7 +99,7 @@ fn policies_and_soft_limits_go_together() {
     assert_eq!((fixed.compute.policy, fixed.compute.soft_ppm), (Policy::Fixed, None));
     let share = Options { compute: Some(700_000), ..none() };
     let message = changed(&balanced, share).unwrap_err();
-    assert_eq!(message, "the present soft limit of 60% is less than --compute 70%");
+    assert_eq!(message, "the present burst limit of 60% is less than --compute 70%");
     let both = Options { soft: Some(800_000), ..share };
     assert_eq!(changed(&balanced, both).unwrap().compute.share_ppm, 700_000);
 }
