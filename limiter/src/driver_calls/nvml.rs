@@ -4,6 +4,7 @@ use super::{
     device_total_mem, nvml_by_index, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory,
     nvml_processes, nvml_processes_v2, nvml_uuid,
 };
+use crate::report;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_uint};
 use core::ptr;
@@ -38,7 +39,17 @@ pub(crate) fn load() -> bool {
 /// Asks NVML. If the program has ended it, by one shutdown too many, it is started again.
 fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
     let result = ask();
-    if result == NvmlReturn::UNINITIALIZED && nvml_init().is_ok() { ask() } else { result }
+    if result != NvmlReturn::UNINITIALIZED {
+        return result;
+    }
+    let restarted = nvml_init();
+    if restarted.is_ok() {
+        return ask();
+    }
+    report::once(format_args!(
+        "the program has ended NVML, which cannot be started again ({restarted:?}): code, stacks and heap that the driver takes are not charged any more"
+    ));
+    result
 }
 
 /// Why NVML does not list the processes on a device.

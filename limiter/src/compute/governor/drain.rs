@@ -350,5 +350,5 @@ fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
     // Devices that are held together wait for each other all the time.
     let least_ns = if gate.collectives().set().is_some() { 600_000 } else { 20_000_000 };
     let lasts = |ns: u64| ns.saturating_mul(2).max(least_ns);
-    gate.holds_work() && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
+    lanes.may_await_held(gate) && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
 }

@@ -390,6 +390,17 @@ impl Lane {
         begun.wrapping_sub(self.collectives.told.swap(begun, Relaxed)).cast_signed()
     }
 
+    /// Whether its stream has passed the gate with work that is not seen to be done.
+    pub(in crate::compute) fn has_begun(&self) -> bool {
+        self.in_stream().is_some_and(|own| self.begun(own) > self.see_done(own))
+    }
+
+    /// Whether both lanes launch into one stream.
+    pub(in crate::compute) fn shares_stream_with(&self, other: &Self) -> bool {
+        let turnstiles = self.in_stream().zip(other.in_stream());
+        turnstiles.is_some_and(|(own, others)| Arc::ptr_eq(&own.turnstile, &others.turnstile))
+    }
+
     /// Whether work is held at a closed gate.
     pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
         gate.stream_closed_at().is_some() && self.awaits_gate()
