@@ -183,10 +183,10 @@ impl LaneList {
     /// Whether work is held at a closed gate, and all that has begun may wait for it: a kernel never waits for what is held
     /// behind it in its own stream.
     pub(super) fn may_await_held(&self, gate: &Gate) -> bool {
-        let is_held_beside = |begun: &Arc<Lane>| {
-            self.iter().any(|held| held.is_held(gate) && !held.shares_stream_with(begun))
+        let is_held_beside = |running: &Arc<Lane>| {
+            self.iter().any(|held| held.is_held(gate) && !held.shares_stream_with(running))
         };
-        gate.holds_work() && self.iter().all(|lane| !lane.has_begun() || is_held_beside(lane))
+        gate.holds_work() && self.iter().all(|lane| !lane.is_running() || is_held_beside(lane))
     }
 
     /// Whether there is work that may wait for something outside of the device.

@@ -7,8 +7,14 @@ use std::path::Path;
 use std::process::Command;
 
 /// The percentage of short kernels, and how long the others take, in microseconds.
-const PATTERNS: [[&str; 2]; 5] =
-    [["90", "20000"], ["80", "20000"], ["50", "20000"], ["90", "5000"], ["50", "5000"]];
+const PATTERNS: [[&str; 2]; 6] = [
+    ["90", "20000"],
+    ["80", "20000"],
+    ["50", "20000"],
+    ["90", "5000"],
+    ["50", "5000"],
+    ["90", "100000"],
+];
 const SHARE: u32 = 30;
 
 fn varying(stage: &Stage, pattern: [&str; 2], socket: Option<&Path>) -> Command {

@@ -391,7 +391,7 @@ impl Lane {
     }
 
     /// Whether its stream has passed the gate with work that is not seen to be done.
-    pub(in crate::compute) fn has_begun(&self) -> bool {
+    pub(in crate::compute) fn is_running(&self) -> bool {
         self.in_stream().is_some_and(|own| self.begun(own) > self.see_done(own))
     }
 
