@@ -21,7 +21,7 @@ use node::pool::Scaling;
 use node::{ClusterOptions, ImagePreloads};
 use tracing::level_filters::LevelFilter;
 
-/// Shares the GPUs of a node among its programs.
+/// Shares the GPUs of a node among its programs: daemon, Kubernetes node agent and scheduler extender.
 #[derive(Debug, Parser)]
 #[command(
     name = "hypervisor",
@@ -36,93 +36,93 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve until a signal asks to end, such as SIGTERM or SIGINT. SIGHUP is ignored.
+    /// Run the node's daemon until SIGTERM or SIGINT; SIGHUP is ignored.
     Daemon {
-        /// Where to listen [default: /run/sluice/hypervisor.sock for root, else
+        /// Socket to listen on [default: /run/sluice/hypervisor.sock for root, else
         /// $XDG_RUNTIME_DIR/sluice/hypervisor.sock or /tmp/sluice-UID/hypervisor.sock]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
-        /// The folder for what survives a restart: sessions, their accounts, counters [default:
+        /// Directory for state that survives a restart: sessions, their accounts, counters [default:
         /// $STATE_DIRECTORY, else with the default socket /var/lib/sluice for root, else
         /// $XDG_STATE_HOME/sluice or the socket's folder; with --socket none]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
-        /// Also offer the state over TCP, to be read by those who have the token: that of --token-file, or of the
-        /// variable SLUICE_TOKEN. Encrypted with --tls-cert
+        /// Also serve the state over TCP, read-only, to callers with the token of --token-file or of the variable
+        /// SLUICE_TOKEN. Encrypted with --tls-cert
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: Option<SocketAddr>,
-        /// The file with the token: one line of 16 bytes at least, of this user or root, mode 600
+        /// File with the token: one line of at least 16 bytes, owned by this user or root, mode 600
         #[arg(long, value_name = "FILE", requires = "listen")]
         token_file: Option<PathBuf>,
-        /// Speak TLS there, with the certificate in this file: PEM, its own first, then those that lead to the CA
+        /// Use TLS with the certificate chain in this file: PEM, the server's certificate first
         #[arg(long, value_name = "FILE", requires_all = ["listen", "tls_key"])]
         tls_cert: Option<PathBuf>,
-        /// The certificate's key: PEM, of this user or root, mode 600
+        /// Private key of the certificate: PEM, owned by this user or root, mode 600
         #[arg(long, value_name = "FILE", requires = "tls_cert")]
         tls_key: Option<PathBuf>,
-        /// What happens where a process uses a GPU that no session knows, so that nothing limits it there: report it;
-        /// hold back the sessions on that GPU until it has gone; or kill it (SIGTERM, after 10 s SIGKILL)
+        /// Action for a process that uses a GPU outside of any session, so that nothing limits it: report it; hold the
+        /// sessions on that GPU until it has gone; or kill it (SIGTERM, after 10 s SIGKILL)
         #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Report)]
         unknown_processes: Policy,
-        /// The driver's NVML, by which GPUs are observed, or 'none' [default: libnvidia-ml.so.1, where the loader finds
+        /// NVML library for observing the GPUs, or 'none' [default: libnvidia-ml.so.1, where the loader finds
         /// it]. For the simulated GPU: libfake_nvml.so, which is installed beside libcuda_limiter.so
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
-        /// What to tell on stderr: off, error, warn, info, debug or trace
+        /// Log level on stderr: off, error, warn, info, debug or trace
         #[arg(long, value_name = "LEVEL", default_value = "info")]
         log: LevelFilter,
-        /// How to write it
+        /// Log format
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Offer the node's GPUs to its kubelet, in parts, and hold the containers that get them to their limits
+    /// Run the Kubernetes node agent: offer fractions of GPUs to the kubelet and enforce each container's limits
     Node {
-        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami, vgpu-rs
+        /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami, vgpu-rs
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
-        /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory;
-        /// Reschedule deletes a pod that cannot have what it was promised, so that its controller makes a new one
+        /// Feature gates, with VGPU-Manager's names: CorePlugin and MemoryPlugin offer cores and memory to the kubelet;
+        /// Reschedule deletes a pod that cannot get what it was promised, so that its controller creates a new one
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
         feature_gates: FeatureGates,
-        /// How many containers may have a part of one GPU
+        /// Most containers that share one GPU
         #[arg(long, value_name = "NUMBER", default_value = "10")]
         device_split: NonZeroU32,
-        /// How many MiB one unit of memory is
+        /// MiB per unit of the memory resource
         #[arg(long, value_name = "MIB", default_value = "1")]
         memory_factor: NonZeroU32,
-        /// How often a GPU's time may be promised
+        /// Overcommitment of GPU time, as a factor
         #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
         cores_scaling: u32,
-        /// How often a GPU's memory may be promised; what does not fit is placed on the host
+        /// Overcommitment of GPU memory, as a factor; allocations that do not fit are placed on the host
         #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
         memory_scaling: u32,
-        /// vgpu.rs's list of GPUs, by which a pod's TFLOPS are a part of one
+        /// File with vgpu.rs's list of GPUs, which converts a pod's TFLOPS to a fraction of a GPU
         #[arg(long, value_name = "FILE", env = "TENSOR_FUSION_GPU_INFO_PATH")]
         gpu_info: Option<PathBuf>,
-        /// In which form the node's devices are told to HAMi's scheduler: json, or fields for older versions
+        /// Format in which devices are registered with HAMi's scheduler: json, or fields for older versions
         #[arg(long, value_name = "FORM", default_value = HamiForm::Json.name())]
         hami_registration: HamiForm,
-        /// The name of this node in its cluster. With it pods are read from the API server, which says more of them than
-        /// the kubelet; the node's devices are written there, and events
+        /// Name of this node in its cluster. With it, the agent reads pods from the API server and writes the node's devices
+        /// and events there
         #[arg(long, value_name = "NAME", env = "NODE_NAME")]
         node_name: Option<String>,
-        /// How to reach the API server [default: as pods are told]
+        /// Kubeconfig for the API server [default: the pod's service account]
         #[arg(long, value_name = "FILE", requires = "node_name")]
         kubeconfig: Option<PathBuf>,
-        /// The kubelet's folder
+        /// The kubelet's directory
         #[arg(long, value_name = "DIR", default_value = node::KUBELET)]
         kubelet_dir: PathBuf,
-        /// The folder of allocations, of which each container sees its own
+        /// Directory of allocations; each container sees its own
         #[arg(long, value_name = "DIR", default_value = node::ALLOCATIONS)]
         allocations: PathBuf,
-        /// The folder with libcuda_limiter.so and libadd_path.so, which containers preload
+        /// Directory with libcuda_limiter.so and libadd_path.so, which containers preload
         #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
         library: PathBuf,
-        /// Put the libraries of --library into this folder, from which kubelets mount them, and end. For an image, whose
-        /// files are not the node's. With --hook this program is put there as well
+        /// Copy the libraries of --library into this directory of the node and exit: an init step for images. With --hook,
+        /// also copy this program
         #[arg(long, value_name = "DIR", conflicts_with = "check")]
         install: Option<PathBuf>,
-        /// The socket of the node's daemon, whose folder containers see
+        /// Socket of the node's daemon; containers get its directory mounted
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
         /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
@@ -130,81 +130,81 @@ enum Command {
         /// mounts names them and mounts the driver's libraries, for runtimes that know nothing of NVIDIA's
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
-        /// The node's folder with libcuda.so.1, for --devices mounts [default: where drivers are installed]
+        /// The node's directory with libcuda.so.1, for --devices mounts [default: the usual driver directories]
         #[arg(long, value_name = "DIR")]
         driver: Option<PathBuf>,
         /// Keep what images preload themselves by an /etc/ld.so.preload of their own, behind the limiter: by a hook of the
         /// container runtime, for containerd from 1.7 on with enable_cdi, and CRI-O. Without it that file is hidden
         #[arg(long)]
         keep_image_preloads: bool,
-        /// The folder from which the container runtime reads CDI files, for --keep-image-preloads
+        /// Directory from which the container runtime reads CDI files, for --keep-image-preloads
         #[arg(long, value_name = "DIR", default_value = node::CDI)]
         cdi_dir: PathBuf,
-        /// The hook's program on the node, for --keep-image-preloads: a copy of this one [default: this one]
+        /// Path of the hook's program on the node, for --keep-image-preloads [default: this program]
         #[arg(long, value_name = "FILE")]
         hook: Option<PathBuf>,
-        /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
-        /// broken, else with 1. Nothing is changed
+        /// Check all requirements, print each problem with the command that fixes it, and exit: with 0 if nothing is
+        /// broken, else with 1. Changes nothing
         #[arg(long)]
         check: bool,
-        /// Tell it as JSON
+        /// Print the result as JSON
         #[arg(long, requires = "check")]
         json: bool,
-        /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
+        /// NVML library for finding the GPUs [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
-        /// What to tell on stderr: off, error, warn, info, debug or trace
+        /// Log level on stderr: off, error, warn, info, debug or trace
         #[arg(long, value_name = "LEVEL", default_value = "info")]
         log: LevelFilter,
-        /// How to write it
+        /// Log format
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Put pods where single GPUs have room: an extender for kube-scheduler, which it calls at /scheduler/filter and
-    /// /scheduler/bind
+    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter and /scheduler/bind to place pods on single
+    /// GPUs
     Scheduler {
-        /// Where to listen. Whoever can call it can bind pods: only addresses of this machine alone are taken
+        /// Address to listen on; only loopback addresses are accepted, because every caller can bind pods
         #[arg(long, value_name = "ADDRESS:PORT", default_value = extender::LISTEN)]
         listen: SocketAddr,
-        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami
+        /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
-        /// What to switch on, as VGPU-Manager names it: with SerialBindNode a pod is bound when the one before it on its
-        /// node has its GPUs
+        /// Feature gates, with VGPU-Manager's names: with SerialBindNode, a pod is bound once the previous pod on its node
+        /// has its GPUs
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "SerialBindNode=true")]
         feature_gates: FeatureGates,
-        /// How to reach the API server [default: as pods are told]
+        /// Kubeconfig for the API server [default: the pod's service account]
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,
-        /// What to tell on stderr: off, error, warn, info, debug or trace
+        /// Log level on stderr: off, error, warn, info, debug or trace
         #[arg(long, value_name = "LEVEL", default_value = "info")]
         log: LevelFilter,
-        /// How to write it
+        /// Log format
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// The hook of --keep-image-preloads: container runtimes start it, with a container's state on standard input. It ends
-    /// with 0 whatever happens, so that the container starts
+    /// Hook of --keep-image-preloads: container runtimes start it with a container's state on standard input. It always
+    /// exits with 0, so that the container starts
     #[command(name = node::COMMAND)]
     KeepImagePreloads {
-        /// The folder of allocations
+        /// Directory of allocations
         #[arg(long, value_name = "DIR", default_value = node::ALLOCATIONS)]
         allocations: PathBuf,
     },
-    /// Print what a shell needs to complete command lines of hypervisor
+    /// Generate shell completions
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
     /// Write the manual pages
     Man {
-        /// Where to; the folder is made
+        /// Directory for the pages, created if missing
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Tell the version
+    /// Print the version
     Version {
-        /// Tell commit, build and features as well
+        /// Also print commit, build and features
         #[arg(long, short)]
         verbose: bool,
     },

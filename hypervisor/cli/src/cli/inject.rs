@@ -14,15 +14,15 @@ is there. So programs load them whatever their environment; what limits them is 
 Exit status: 0 when DIR is as it should be; 1 --check found something that is not; 2 wrong usage, or DIR cannot be
 prepared; 4 a part of Sluice is missing; 70 the system refused something.")]
 pub struct InjectArgs {
-    /// The root: the folder that its processes see as '/'.
+    /// Root directory of the container or chroot, which its processes see as '/'.
     #[arg(value_name = "DIR")]
     pub root: PathBuf,
 
-    /// Only say what is lacking.
+    /// Only report what is missing.
     #[arg(long, conflicts_with = "remove")]
     pub check: bool,
 
-    /// Take out again what was put there.
+    /// Undo the preparation.
     #[arg(long)]
     pub remove: bool,
 }

@@ -17,7 +17,7 @@ no lease. '-' means no limit, or not known.
 
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {
-    /// Show all about one session: its name or the start of it, its container's name or id, or a process of it.
+    /// Show every detail of one session, given by its name or a prefix of it, its container's name or id, or a process id.
     #[arg(value_name = "SESSION|CONTAINER|PID")]
     pub session: Option<String>,
 
@@ -25,21 +25,21 @@ pub struct StatusArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// List sessions without processes, too: those of programs that are started without 'sluice run'
-    /// keep their limits.
+    /// Also list sessions without processes: sessions of preloaded programs keep their limits for the next
+    /// program.
     #[arg(long)]
     pub all: bool,
 
-    /// Print it again and again, every 2 s or as often as named, as in --watch=500ms.
+    /// Refresh every 2 s, or at the given interval, as in --watch=500ms.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
         value_parser = pause)]
     pub watch: Option<Duration>,
 
-    /// Show one session page, or a copy of one, whosever it is, as it is: with all processes that it names.
+    /// Print this session page, or a copy of one, with all processes that it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["session", "all"])]
     pub page: Option<PathBuf>,
 
-    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    /// Unix socket of the daemon; 'none' to use the session pages alone [default: the first default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 }
@@ -54,7 +54,7 @@ Examples:
 Exit status: 0 when nothing stands in its way; 1 when something does; 2 wrong usage; 70 the system
 refused something.")]
 pub struct ExplainArgs {
-    /// The session: its name or the start of it, its container's name or id; or any process.
+    /// The session: its name or a prefix of it, its container's name or id, or any process id.
     #[arg(value_name = "SESSION|CONTAINER|PID")]
     pub session: String,
 
@@ -62,7 +62,7 @@ pub struct ExplainArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    /// Unix socket of the daemon; 'none' to use the session pages alone [default: the first default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 }
@@ -99,7 +99,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Look at the driver simulated in software.
+    /// Check the simulated driver.
     #[arg(long)]
     pub fake_gpu: bool,
 
@@ -118,7 +118,7 @@ pub struct HooksArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Look at the driver simulated in software.
+    /// Check the simulated driver.
     #[arg(long)]
     pub fake_gpu: bool,
 }
@@ -130,11 +130,11 @@ Removes this user's sessions that have no owner and no process any more; root's 
 A session in use is never removed. Sessions of programs that were started without 'sluice run' lose the
 limits that 'sluice limit' gave them, and the account of what they used.")]
 pub struct PruneArgs {
-    /// Only sessions that nobody has begun to use for so long, as in 90s, 10min or 2h; at least 1min.
+    /// Remove only sessions that no process has started to use for this time, as in 90s, 10min or 2h; at least 1min.
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = age)]
     pub older_than: Duration,
 
-    /// Say what would be removed, and remove nothing.
+    /// Print what would be removed, and remove nothing.
     #[arg(long)]
     pub dry_run: bool,
 }

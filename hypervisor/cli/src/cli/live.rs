@@ -18,11 +18,11 @@ Figures of devices come from the daemon. Without one the sessions are shown all 
 output is no terminal, or TERM is 'dumb', it is as with --once. COLUMNS sets the width then. NO_COLOR
 is heeded. In a container it shows the container's own sessions.")]
 pub struct TopArgs {
-    /// Show this session alone: its name or the start of it, or its container's name or id.
+    /// Show only this session, given by its name or a prefix of it, or its container's name or id.
     #[arg(value_name = "SESSION|CONTAINER")]
     pub session: Option<String>,
 
-    /// Show everything once, as text.
+    /// Print everything once, as text.
     #[arg(long)]
     pub once: bool,
 
@@ -38,15 +38,15 @@ pub struct TopArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub record: Option<PathBuf>,
 
-    /// Show what was recorded; with --once, --json and --picture as it was at its end.
+    /// Replay a recording; --once, --json and --picture show its last sample.
     #[arg(long, value_name = "FILE")]
     pub replay: Option<PathBuf>,
 
-    /// How often to look.
+    /// Sampling interval.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     pub interval: Duration,
 
-    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    /// Unix socket of the daemon; 'none' to use the session pages alone [default: the first default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 }
@@ -66,23 +66,23 @@ it is interrupted.
 Exit status: 0 when it has ended in one of these ways; 2 wrong usage, or the file exists; 70 the system
 refused something.")]
 pub struct RecordArgs {
-    /// A file that does not exist yet.
+    /// The file to create; it must not exist.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Record only this session, from its start to its end: its name or the start of it, or its container's name or id.
+    /// Record only this session, from its start to its end, given by its name or a prefix of it, or its container's name or id.
     #[arg(long, value_name = "SESSION|CONTAINER")]
     pub session: Option<String>,
 
-    /// How often to look.
+    /// Sampling interval.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     pub interval: Duration,
 
-    /// For how long, as in 90s, 10min or 2h [default: until it is interrupted]
+    /// Duration, as in 90s, 10min or 2h [default: until interrupted]
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     pub length: Option<Duration>,
 
-    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    /// Unix socket of the daemon; 'none' to use the session pages alone [default: the first default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 }
@@ -94,15 +94,15 @@ Draws share, memory and waiting of each session over time, device by device.
 
 Exit status: 0 when it is drawn; 2 wrong usage, or no recording; 70 the system refused something.")]
 pub struct PlotArgs {
-    /// What 'sluice record' or 'sluice top --record' wrote.
+    /// A recording of 'sluice record' or 'sluice top --record'.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// The picture (SVG). A file of that name is replaced.
+    /// The SVG file to write; an existing file is replaced.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
 
-    /// Draw only this session: its name or the start of it.
+    /// Plot only this session, given by its name or a prefix of it.
     #[arg(long, value_name = "SESSION")]
     pub session: Option<String>,
 }

@@ -31,7 +31,7 @@ const NAMES: Names = Names {
     balance: "--policy balance or --burst",
 };
 
-/// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
+/// Enforces fractions of NVIDIA GPUs for unmodified programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "sluice",
@@ -49,44 +49,44 @@ pub struct Cli {
 /// What `sluice` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program under a memory limit and a share of GPU time.
+    /// Run a program under a memory limit and a compute share.
     Run(RunArgs),
-    /// List the sessions, what they may take and what they use.
+    /// List sessions, their limits and what they use.
     Status(StatusArgs),
-    /// Show the devices and their sessions live, and change them.
+    /// Watch GPUs and sessions live, and change limits.
     Top(TopArgs),
-    /// Write down what the node shows, moment by moment.
+    /// Record samples of the node's state.
     Record(RecordArgs),
-    /// Draw what was recorded.
+    /// Plot a recording as SVG.
     Plot(PlotArgs),
     /// Change the limits of a running session.
     Limit(LimitArguments),
-    /// Keep a running session from its devices until it is thawed.
+    /// Suspend a running session's GPU work until it is thawed.
     Freeze(FreezeArguments),
-    /// Let a frozen session go on.
+    /// Resume a frozen session.
     Thaw(FreezeArguments),
-    /// Declare a GPU healthy again, on which the daemon grants no leases since it showed a fault.
+    /// Mark a GPU healthy after a fault, so that the daemon grants leases on it.
     Healthy(HealthyArgs),
-    /// Tell why a session or a process waits or was refused, and what would change it.
+    /// Explain why a session or process waits or was refused, and what helps.
     Explain(ExplainArgs),
-    /// Look at everything that Sluice needs, and prove that limits hold.
+    /// Check this machine, and prove that limits hold on it.
     Doctor(DoctorArgs),
-    /// Prepare the root of a container, or a folder for chroot, so that its programs are limited.
+    /// Prepare a container's root directory so that its programs are limited.
     Inject(InjectArgs),
-    /// Remove what sessions without a process have left behind.
+    /// Remove sessions that have no process left.
     Prune(PruneArgs),
-    /// Show two programs sharing one GPU, each held to its memory and its share of GPU time.
+    /// Demonstrate two programs sharing one GPU within their limits.
     Demo(DemoArgs),
-    /// List every function of the driver that Sluice names, and whether it is patched.
+    /// List the driver functions that Sluice handles, and which are patched.
     Hooks(HooksArgs),
-    /// Look after the files with profiles.
+    /// Check profile files.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Print what a shell needs to complete command lines of sluice.
+    /// Generate shell completions.
     Completions(CompletionsArgs),
     /// Write the manual pages.
     Man(ManArgs),
-    /// Tell the version, and what Sluice was built from.
+    /// Print the version and the build.
     Version(VersionArgs),
     /// Loads NVML and ends: a part of 'hooks'.
     #[command(hide = true)]
@@ -96,7 +96,7 @@ pub enum Command {
 /// Arguments of `sluice version`.
 #[derive(Debug, Clone, Args)]
 pub struct VersionArgs {
-    /// Tell commit, build, features and hook engine as well, of the library too.
+    /// Also print commit, build, features and hook engine, of the library too.
     #[arg(long, short)]
     pub verbose: bool,
 }
@@ -124,7 +124,7 @@ pub struct CompletionsArgs {
 /// Arguments of `sluice man`.
 #[derive(Debug, Clone, Args)]
 pub struct ManArgs {
-    /// Where to write them; the folder is made.
+    /// Directory for the pages, created if missing.
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
 }
@@ -136,15 +136,15 @@ Uses the first GPU, or one simulated in software where there is none. Exit statu
 limit held (shares within 4 points, memory stopped at the limit), 1 when one did not; others as for
 'sluice run'.")]
 pub struct DemoArgs {
-    /// How long both programs run side by side, in seconds.
+    /// Seconds for which both programs run side by side.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
 
-    /// Print nothing but the result, as one line of JSON.
+    /// Print only the result, as one line of JSON.
     #[arg(long)]
     pub json: bool,
 
-    /// Use a GPU simulated in software even where there is a real one.
+    /// Use the simulated GPU even if there is a real one.
     #[arg(long)]
     pub fake_gpu: bool,
 }
@@ -172,30 +172,30 @@ pub struct RunArgs {
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// A device the program may use, by its index in nvidia-smi or its UUID; repeat for more. CUDA shows
-    /// it these alone; NVML, as in nvidia-smi, lists all. Without it the program sees every device, and the
-    /// limits apply to each.
+    /// Allow only this device, by its index in nvidia-smi or its UUID; repeat for more. CUDA shows the
+    /// program these devices alone, while NVML (nvidia-smi) lists all. Without the option the program
+    /// sees every device, and the limits apply to each.
     #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Vec<String>,
 
-    /// The devices, as docker users write it: 'all', a number of them, or 'device=0,1' by index or UUID.
+    /// Allow these devices, in docker's syntax: 'all', a number, or 'device=0,1' by index or UUID.
     #[arg(long, value_name = "all|N|device=LIST", conflicts_with = "device")]
     pub gpus: Option<GpuRequest>,
 
-    /// Take what is not said here from this profile in ~/.config/sluice/config.toml or /etc/sluice/config.toml.
+    /// Use this profile of ~/.config/sluice/config.toml or /etc/sluice/config.toml for options that are not given.
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
 
-    /// What 'sluice status' calls the session, and by what other commands find it: letters, digits, '.', '_' and '-',
-    /// with a letter first.
+    /// Name of the session for 'sluice status' and other commands: letters, digits, '.', '_' and '-', starting with a
+    /// letter.
     #[arg(long, value_parser = session_name)]
     pub name: Option<String>,
 
-    /// Print a line on stderr when the program has ended: memory, GPU time, share and waiting.
+    /// Print memory, GPU time, share and waiting time to stderr when the program ends.
     #[arg(long)]
     pub summary: bool,
 
-    /// Run on GPUs simulated in software instead of real ones.
+    /// Run on simulated GPUs instead of real ones.
     #[arg(long)]
     pub fake_gpu: bool,
 
@@ -211,15 +211,15 @@ pub struct RunArgs {
 /// What a session may take, for `sluice run` and `sluice limit`.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct LimitArgs {
-    /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
-    /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a part of the device as in
-    /// 50%. Below 1 MiB the suffix is needed.
+    /// Memory limit on each device, CUDA contexts included: bytes, a size with a suffix such as
+    /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a percentage of the device such
+    /// as 50%. Sizes below 1 MiB need a suffix.
     // A hyphen is let in, here and below: its own error says more than "unexpected argument".
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
     pub mem: Option<Amount>,
 
-    /// How much of --mem may be on the device itself; what is allocated beyond it is placed on the
-    /// host. With it --mem may be more than the device has.
+    /// Part of --mem that may be on the device; allocations beyond it are placed on the host. With this
+    /// option, --mem may exceed the device's memory.
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
     pub mem_real: Option<Amount>,
 
@@ -227,23 +227,23 @@ pub struct LimitArgs {
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub compute: Option<u32>,
 
-    /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
+    /// How the compute share is enforced: fixed = never above it; balance = guaranteed, plus idle time;
     /// none = not enforced [default: fixed, or balance with --burst]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     pub policy: Option<Policy>,
 
-    /// Burst limit: with policy balance, the percentage of each device's time that idle time may add up to, at least
+    /// Burst limit: the most of each device's time that the session gets under policy balance, in percent, at least
     /// --compute
     #[arg(long = "burst", alias = "soft", value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub soft: Option<u32>,
 
-    /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
+    /// Weight for dividing idle time among sessions of policy balance, from 1 to 10000
     /// [default: the share in percent]
     #[arg(long, value_name = "N", value_parser = parse_weight, allow_hyphen_values = true)]
     pub weight: Option<u32>,
 
-    /// low = runs in what sessions of high priority leave, apart from a small part that keeps it
-    /// from starving [default: high]
+    /// Priority: low = uses the time that high-priority sessions leave, plus up to 2 % so that it never
+    /// starves [default: high]
     #[arg(long, value_name = "PRIORITY", value_parser = priorities())]
     pub priority: Option<Priority>,
 }
@@ -285,7 +285,8 @@ use refuses growth; nothing is taken away.
 Exit status: 0 when it was changed; 2 wrong usage; 3 no NVIDIA driver or GPU where one has to be
 asked; 70 the system refused something, or a page is damaged.")]
 pub struct LimitArguments {
-    /// The session: its name in 'sluice status' or the start of it, its container's name or id, or a process of it.
+    /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
+    /// processes.
     #[arg(value_name = "SESSION|CONTAINER|PID")]
     pub session: String,
 
@@ -293,11 +294,11 @@ pub struct LimitArguments {
     #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Option<String>,
 
-    /// The new limits; what is not named stays as it is.
+    /// The new limits; limits that are not given stay as they are.
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// Take the memory limit away; --policy none does so with the compute limit.
+    /// Remove the memory limit; --policy none removes the compute share.
     #[arg(long, conflicts_with_all = ["mem", "mem_real"])]
     pub no_mem: bool,
 
@@ -305,8 +306,8 @@ pub struct LimitArguments {
     #[arg(long)]
     pub json: bool,
 
-    /// Unix socket of the daemon, which knows containers; 'none' for the pages alone [default: the first default
-    /// socket that answers]
+    /// Unix socket of the daemon, which knows containers; 'none' to use the session pages alone [default: the first
+    /// default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 }
@@ -337,7 +338,8 @@ process, and runs when it comes again.
 Exit status: 0 when it is frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
 answers.")]
 pub struct FreezeArguments {
-    /// The session: its name in 'sluice status' or the start of it, its container's name or id, or a process of it.
+    /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
+    /// processes.
     #[arg(value_name = "SESSION|CONTAINER|PID")]
     pub session: String,
 
