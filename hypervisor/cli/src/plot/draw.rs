@@ -78,8 +78,7 @@ pub(super) fn svg(series: &Series) -> Result<String, String> {
             let tracks: Vec<&Track> = of_device.map(|(_, track)| track).collect();
             let (head, panels) = area.split_vertically(HEAD);
             let title = series.titles.get(uuid).cloned().unwrap_or_else(|| uuid.to_string());
-            let legend = || -> Drawn { draw_head(&head, &title, &tracks) };
-            legend().map_err(|error| error.to_string())?;
+            draw_head(&head, &title, &tracks).map_err(|error| error.to_string())?;
             for (panel, place) in PANELS.iter().zip(&panels.split_evenly((PANELS.len(), 1))) {
                 draw(place, panel, &tracks, start(series)).map_err(|error| error.to_string())?;
             }

@@ -461,7 +461,7 @@ impl Model {
         let words = [
             memory.map(|limit| format!("--mem {}", Limit(limit))),
             compute.map(|compute| format!("--compute {}", percent(compute.share_ppm))),
-            compute.and_then(|compute| Some(format!("--soft {}", percent(compute.soft_ppm?)))),
+            compute.and_then(|compute| Some(format!("--burst {}", percent(compute.soft_ppm?)))),
         ];
         let present = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
         if present.is_empty() { "no limit".to_owned() } else { present }
