@@ -6,6 +6,7 @@
 pub mod child;
 mod choice;
 pub mod cli;
+mod completion;
 pub mod daemon_link;
 pub mod demo;
 pub mod devices;
@@ -49,6 +50,7 @@ use std::process::ExitCode;
 use ::limits::Shown;
 use clap::Parser;
 
+pub use completion::answer_shell;
 pub use error::{Error, ExitStatus};
 
 /// Carries out a command line.
@@ -75,7 +77,7 @@ pub fn main(cli: cli::Cli) -> ExitCode {
             child::hear_of_ends().and_then(|()| hooks::run(&arguments))
         }
         cli::Command::Config(command) => profiles::run(&command),
-        cli::Command::Completions(arguments) => manuals::completions(&arguments),
+        cli::Command::Completions(arguments) => completion::script(&arguments),
         cli::Command::Man(arguments) => manuals::man(&arguments),
         cli::Command::Version(arguments) => version::run(&arguments),
         cli::Command::LoadNvml => hooks::load_nvml(),

@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    sluice::answer_shell();
     match sluice::command_line() {
         Ok(cli) => sluice::main(cli),
         Err(status) => status,

@@ -1,21 +1,11 @@
-//! `sluice completions` and `sluice man`: what shells and `man` know of the command line, made from it.
+//! `sluice man`: manual pages, made from the command line.
 
 use std::fs;
 
 use clap::CommandFactory;
 
-use super::cli::{Cli, CompletionsArgs, ManArgs};
-use super::{Error, print};
-
-/// Prints the completions for a shell.
-///
-/// # Errors
-/// [`Error::System`] if they cannot be printed.
-pub(crate) fn completions(arguments: &CompletionsArgs) -> Result<u8, Error> {
-    let mut text = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "sluice", &mut text);
-    print(&String::from_utf8_lossy(&text)).map(|_| 0)
-}
+use super::Error;
+use super::cli::{Cli, ManArgs};
 
 /// Writes a page for each command.
 ///

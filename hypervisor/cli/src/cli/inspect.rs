@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::daemon;
+use crate::completion::sessions;
 
 /// Arguments of `sluice status`.
 #[derive(Debug, Clone, Args)]
@@ -18,7 +19,7 @@ no lease. '-' means no limit, or not known.
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {
     /// Show every detail of one session, given by its name or a prefix of it, its container's name or id, or a process id.
-    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: Option<String>,
 
     /// Print one JSON document: docs/api/status.schema.json.
@@ -55,7 +56,7 @@ Exit status: 0 when nothing stands in its way; 1 when something does; 2 wrong us
 refused something.")]
 pub struct ExplainArgs {
     /// The session: its name or a prefix of it, its container's name or id, or any process id.
-    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 
     /// Print one JSON document: docs/api/explain.schema.json.

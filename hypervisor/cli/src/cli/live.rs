@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::daemon;
 use super::inspect::{duration, pause};
+use crate::completion::sessions;
 
 /// Arguments of `sluice top`.
 #[derive(Debug, Clone, Args)]
@@ -19,7 +20,7 @@ output is no terminal, or TERM is 'dumb', it is as with --once. COLUMNS sets the
 is heeded. In a container it shows the container's own sessions.")]
 pub struct TopArgs {
     /// Show only this session, given by its name or a prefix of it, or its container's name or id.
-    #[arg(value_name = "SESSION|CONTAINER")]
+    #[arg(value_name = "SESSION|CONTAINER", add = sessions())]
     pub session: Option<String>,
 
     /// Print everything once, as text.
@@ -57,6 +58,7 @@ pub struct TopArgs {
 Examples:
   sluice record run.jsonl --session train
   sluice record hour.jsonl --for 1h --interval 5s
+  sluice record /var/log/sluice.jsonl --keep 24h
   sluice plot run.jsonl -o run.svg
   sluice top --replay run.jsonl
 
@@ -66,12 +68,12 @@ it is interrupted.
 Exit status: 0 when it has ended in one of these ways; 2 wrong usage, or the file exists; 70 the system
 refused something.")]
 pub struct RecordArgs {
-    /// The file to create; it must not exist.
+    /// The file to create; without --keep it must not exist.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
     /// Record only this session, from its start to its end, given by its name or a prefix of it, or its container's name or id.
-    #[arg(long, value_name = "SESSION|CONTAINER")]
+    #[arg(long, value_name = "SESSION|CONTAINER", add = sessions())]
     pub session: Option<String>,
 
     /// Sampling interval.
@@ -81,6 +83,11 @@ pub struct RecordArgs {
     /// Duration, as in 90s, 10min or 2h [default: until interrupted]
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     pub length: Option<Duration>,
+
+    /// Keep the last TIME at least, as in 24h: a FILE that is that long, or was there before, becomes FILE.1, and the
+    /// FILE.1 before it is deleted. 'cat FILE.1 FILE' is one recording
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub keep: Option<Duration>,
 
     /// Unix socket of the daemon; 'none' to use the session pages alone [default: the first default socket that answers]
     #[arg(long, value_name = "PATH|none", value_parser = daemon())]

@@ -16,6 +16,7 @@ use limits::request::MemoryRequest;
 use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
 use limits::{Named, Policy, Priority, Request};
 
+use crate::completion::sessions;
 use crate::gpus::GpuRequest;
 pub use inject::InjectArgs;
 pub use inspect::{DoctorArgs, ExplainArgs, HealthyArgs, HooksArgs, PruneArgs, StatusArgs};
@@ -287,7 +288,7 @@ asked; 70 the system refused something, or a page is damaged.")]
 pub struct LimitArguments {
     /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
     /// processes.
-    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 
     /// Change only this device, by its index in nvidia-smi or its UUID.
@@ -340,7 +341,7 @@ answers.")]
 pub struct FreezeArguments {
     /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
     /// processes.
-    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 
     /// Unix socket of the daemon [default: the first default socket that answers]

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
+use crate::freeze::start;
 use crate::support::{Sluice, eventually, outcome};
 
 const TOTAL: [&str; 3] = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"];
@@ -50,12 +51,29 @@ fn a_profile_fills_in_what_the_command_line_leaves_open() {
 #[test]
 fn shells_and_man_are_told_of_the_command_line() {
     let sluice = Sluice::new();
-    for (shell, words) in
-        [("bash", "_sluice"), ("zsh", "#compdef sluice"), ("fish", "complete -c sluice")]
-    {
+    for (shell, words) in [
+        ("bash", "complete -o nospace"),
+        ("zsh", "#compdef sluice"),
+        ("fish", "complete --keep-order --exclusive --command sluice"),
+    ] {
         let (code, stdout, _) = outcome(sluice.command().args(["completions", shell]));
         assert!(code == 0 && stdout.contains(words), "{shell}: {stdout}");
     }
+    // What bash does when TAB is pressed.
+    let complete = |words: &[&str]| {
+        let mut command = sluice.command();
+        command.args(["--", "sluice"]).args(words).env("_SLUICE_COMPLETE", "bash");
+        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string()).env("_CLAP_IFS", "\n");
+        outcome(&mut command)
+    };
+    let mut run = sluice.run(&["--fake-gpu", "--mem", "1GiB", "--name", "train-7"]);
+    let _running = start(run.args(["--", "sleep", "60"]));
+    for command in ["limit", "explain", "status", "top", "freeze"] {
+        eventually("the running session is completed", || {
+            complete(&[command, "tr"]).1.trim() == "train-7"
+        });
+    }
+    assert_eq!(complete(&["limit", "x"]).1, "");
     let folder = sluice.folder().join("man");
     let (code, _, stderr) = outcome(sluice.command().arg("man").arg(&folder));
     assert_eq!(code, 0, "{stderr}");
