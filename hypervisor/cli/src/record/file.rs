@@ -1,8 +1,9 @@
 //! Recordings as files: a line of JSON for each sample (docs/api/record.schema.json).
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use protocol::record::{Sample, VERSION};
 use serde::Deserialize;
@@ -61,6 +62,15 @@ pub enum RecordError {
 pub(crate) struct Recorder {
     file: File,
     path: PathBuf,
+    rolls: Option<Rolls>,
+}
+
+/// When a recording begins anew.
+#[derive(Debug)]
+struct Rolls {
+    keep: Duration,
+    /// [`Sample::clock_us`] of the file's first sample.
+    began_us: Option<u64>,
 }
 
 impl Recorder {
@@ -70,7 +80,7 @@ impl Recorder {
     /// [`RecordError::Exists`], [`RecordError::Io`]
     pub(crate) fn create(path: &Path) -> Result<Self, RecordError> {
         match OpenOptions::new().write(true).create_new(true).open(path) {
-            Ok(file) => Ok(Self { file, path: path.to_owned() }),
+            Ok(file) => Ok(Self { file, path: path.to_owned(), rolls: None }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(RecordError::Exists(path.to_owned()))
             }
@@ -80,11 +90,27 @@ impl Recorder {
         }
     }
 
+    /// A recording without an end that keeps the last `keep` at least, and twice of it at most.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`]
+    pub(crate) fn rolling(path: &Path, keep: Duration) -> Result<Self, RecordError> {
+        set_aside(path)?;
+        Ok(Self { rolls: Some(Rolls { keep, began_us: None }), ..Self::create(path)? })
+    }
+
     /// Writes a sample in one piece: who reads along sees whole lines.
     ///
     /// # Errors
     /// [`RecordError::Io`]
     pub(crate) fn write(&mut self, sample: &Sample) -> Result<(), RecordError> {
+        if let Some(Rolls { keep, began_us }) = &mut self.rolls {
+            let lasts = sample.clock_us.saturating_sub(*began_us.get_or_insert(sample.clock_us));
+            if Duration::from_micros(lasts) >= *keep {
+                *self = Self::rolling(&self.path, *keep)?;
+                return self.write(sample);
+            }
+        }
         let line = serde_json::to_string(sample).map_err(io::Error::other);
         let written = line.and_then(|line| self.file.write_all((line + "\n").as_bytes()));
         written.map_err(|source| RecordError::Io {
@@ -92,6 +118,18 @@ impl Recorder {
             path: self.path.clone(),
             source,
         })
+    }
+}
+
+/// Renames FILE to FILE.1, if it is there.
+fn set_aside(path: &Path) -> Result<(), RecordError> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".1");
+    match fs::rename(path, &aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(RecordError::Io { what: "cannot set aside", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -153,7 +191,6 @@ fn parse(line: &[u8]) -> Result<Sample, Fault> {
 mod tests {
     use super::*;
     use crate::series::tests::{compute, contained, memory, sample, session};
-    use std::fs;
 
     fn lines() -> Vec<Sample> {
         let one = |second| {
@@ -178,6 +215,19 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, &text[..text.len() - 10]).unwrap();
         assert_eq!(read(&path).unwrap(), lines()[..2]);
+    }
+
+    #[test]
+    fn a_rolling_recording_keeps_the_last_samples_in_two_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, aside] = ["run.jsonl", "run.jsonl.1"].map(|name| folder.path().join(name));
+        fs::write(&path, "of an earlier run\n").unwrap();
+        let one = |second| sample(second, vec![session("train", compute(50, 0, 0), memory(1, 2))]);
+        let mut recorder = Recorder::rolling(&path, Duration::from_secs(3)).unwrap();
+        assert_eq!(fs::read_to_string(&aside).unwrap(), "of an earlier run\n");
+        (1..=8).for_each(|second| recorder.write(&one(second)).unwrap());
+        assert_eq!(read(&aside).unwrap(), [4, 5, 6].map(one));
+        assert_eq!(read(&path).unwrap(), [7, 8].map(one));
     }
 
     #[test]

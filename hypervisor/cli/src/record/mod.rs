@@ -24,7 +24,10 @@ use file::Recorder;
 pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
     let sampler = Sampler::new(arguments.daemon.as_deref());
     let first = sampler.take()?;
-    let mut recorder = Recorder::create(&arguments.file)?;
+    let mut recorder = match arguments.keep {
+        Some(keep) => Recorder::rolling(&arguments.file, keep)?,
+        None => Recorder::create(&arguments.file)?,
+    };
     let ends = ends()?;
     let start = Instant::now();
     let (mut next, mut was_there, mut is_missing, mut count) = (start, false, false, 0_u64);
