@@ -96,14 +96,26 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// Calls it: does the call arrive, and does the trampoline lead back?
-    pub(crate) fn is_redirected(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`HookError`] that says which of it does not hold.
+    pub(crate) fn check(&self) -> Result<(), HookError> {
+        let failed = |how: &str| {
+            let reason =
+                format!("a function of Sluice's own that was patched in the same way {how}");
+            HookError::new(self.address, &reason)
+        };
         let hook = hook as *const () as usize;
         if follow::leads(self.address as usize, hook) != follow::Leads::To(hook) {
-            return false;
+            return Err(failed("is not redirected"));
         }
         // SAFETY: the code above, or the hook; both have this signature.
         let function: Function = unsafe { core::mem::transmute(self.address) };
         let expected = ptr::from_ref(&*self.call) as usize + ADDED;
-        function(&self.call) == expected && self.call.arrived.load(Ordering::Relaxed)
+        let result = function(&self.call);
+        if !self.call.arrived.load(Ordering::Relaxed) {
+            return Err(failed("does not arrive at its detour"));
+        }
+        if result == expected { Ok(()) } else { Err(failed("does not lead back to what it was")) }
     }
 }

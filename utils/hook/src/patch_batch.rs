@@ -17,7 +17,8 @@ const UNCHANGED: &str =
 const ELSEWHERE: &str =
     "the hook engine reports it as patched, and its first instructions do not lead to the hook";
 const NO_CANARY: &str =
-    "a function of Sluice's own that was patched in the same way is not redirected";
+    "no page could be mapped for the function of Sluice's own that is patched in the same way";
+const NOT_PREPARED: &str = "a function of Sluice's own cannot be patched in the same way";
 const NO_MAPPINGS: &str = "the list of this process's mappings cannot be read";
 const TWICE: &str = "it is in this batch already";
 const PANICKED: &str = "the engine panicked";
@@ -149,14 +150,16 @@ impl<'slots> PatchBatch<'slots> {
             drop(used);
             Ok(())
         });
-        let redirects = canary.is_some_and(|canary| canary.is_redirected());
+        let canary = canary.and_then(|canary| canary.check());
         let mut verified = Verified { engine, patches: Vec::new(), lost: Vec::new() };
-        let is_kept = enabled.is_ok() && redirects;
+        let is_kept = enabled.is_ok() && canary.is_ok();
         for function in &prepared {
-            match function.look() {
-                Ok(patch) if is_kept => verified.patches.push(patch),
-                Ok(_) => verified.lost.push(function.lost(NO_CANARY)),
-                Err(lost) => verified.lost.push(lost),
+            match (function.look(), &canary) {
+                (Ok(patch), _) if is_kept => verified.patches.push(patch),
+                (Ok(_), Err(why)) => verified.lost.push(function.lost(&why.reason)),
+                // Told below why the engine failed.
+                (Ok(_), Ok(())) => verified.lost.push(function.lost(UNCHANGED)),
+                (Err(lost), _) => verified.lost.push(lost),
             }
         }
         if let Err(error) = enabled {
@@ -175,10 +178,13 @@ impl<'slots> PatchBatch<'slots> {
     }
 
     /// The canary is patched last, as one of the functions.
-    fn prepare_canary(&mut self) -> Option<crate::canary::Prepared> {
-        let (canary, mappings) = (self.canary.take()?, self.mappings.as_mut()?);
+    fn prepare_canary(&mut self) -> Result<crate::canary::Prepared, HookError> {
+        let none = |reason: &str| HookError::new(core::ptr::null(), reason);
+        let canary = self.canary.take().ok_or_else(|| none(NO_CANARY))?;
+        let mappings = self.mappings.as_mut().ok_or_else(|| none(NO_MAPPINGS))?;
         let engine = &mut self.engine;
-        caught(canary.address(), || canary.prepare(engine.as_mut(), mappings)).ok()
+        caught(canary.address(), || canary.prepare(engine.as_mut(), mappings))
+            .map_err(|error| none(&format!("{NOT_PREPARED}: {}", error.reason)))
     }
 
     /// Enables all that was prepared, or undoes it.
