@@ -77,7 +77,7 @@ pub fn run(mut command: Command) -> Result<Ended, Error> {
             return Ok(Ended { code, left: left(others) });
         }
     }
-    Err(Error::system("cannot wait for the program", io::Error::other("the signals ended")))
+    Err(Error::system("cannot wait for the program", io::Error::other("the signal stream ended")))
 }
 
 /// Makes the ends of children known to a command that waits for them one by one, whoever started it

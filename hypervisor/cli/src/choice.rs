@@ -125,7 +125,7 @@ fn out_of_reach(known: &Session) -> Error {
         None => "another mount namespace".to_owned(),
     };
     Error::Usage(format!(
-        "session {} of user {} is in {place}, and its pages cannot be reached from here: run this command there",
+        "session {} of user {} is in {place}, where its pages are out of reach: run this command there",
         known.name, known.uid
     ))
 }
@@ -180,16 +180,16 @@ fn choose<'a, S>(
         [session] => Ok(session),
         [] if parse_whole(wanted).is_some_and(|pid| start_time(pid).is_some()) => {
             Err(Error::Usage(format!(
-                "process {wanted} is in no session that this user can change: what can be limited is \
-                 what 'sluice run' starts, and what is started with the limiter preloaded and a \
-                 limit in its environment, once it has used a device"
+                "process {wanted} is in no session that this user can change; start it with 'sluice run', or with the \
+                 limiter preloaded and a limit in its environment (such a process has a session once it has used a \
+                 device)"
             )))
         }
         [] => {
             let whose = if rustix::process::getuid().is_root() {
-                "there is no such session"
+                "no such session"
             } else {
-                "this user has no such session, and only root can change other users'"
+                "this user has no such session, and only root can change those of other users"
             };
             Err(Error::Usage(format!("'{wanted}': {whose}; 'sluice status' lists them")))
         }
@@ -198,7 +198,7 @@ fn choose<'a, S>(
                 .iter()
                 .map(|session| format!("{} of user {}", (ways.name)(session), (ways.uid)(session)))
                 .collect();
-            Err(Error::Usage(format!("'{wanted}' fits several sessions: {}", names.join(", "))))
+            Err(Error::Usage(format!("'{wanted}' matches several sessions: {}", names.join(", "))))
         }
     }
 }

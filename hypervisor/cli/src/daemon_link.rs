@@ -50,7 +50,7 @@ pub fn choose(
             return Err(Error::Usage(format!("{source} {name}: {stranger}")));
         }
         Err(Unanswered::Stranger(stranger)) => {
-            format!("{source} {name}: not used, because {stranger}")
+            format!("{source} {name}: ignored, because {stranger}")
         }
         Err(reason) => format!("{source} {name}: no daemon answers there ({reason})"),
     };
@@ -70,14 +70,15 @@ pub(crate) fn connect(option: Option<&OsStr>) -> Result<BlockingHttpClient, Erro
     let asked = asked.or(variable.as_deref().map(|name| (limits::env::DAEMON_SOCKET, name)));
     if let Some((source, _)) = asked.filter(|(_, name)| *name == "none") {
         let message = format!(
-            "{source} none: this needs a daemon; the path of its socket is accepted, or nothing"
+            "{source} none: this command needs a daemon; name its socket, or leave the setting out"
         );
         return Err(Error::Usage(message));
     }
     let choice = choose(option, variable.as_deref(), &defaults)?;
     let none = || {
         let places: Vec<_> = defaults.iter().map(|path| path.display().to_string()).collect();
-        let looked_for = format!("none answers at {}; --daemon names another", places.join(", "));
+        let looked_for =
+            format!("none answers at {}; name another socket with --daemon", places.join(", "));
         let notice = choice.notice.map(|notice| notice.replace(OWN_ACCOUNT, ""));
         Error::Daemon(notice.unwrap_or(looked_for))
     };
@@ -93,7 +94,7 @@ fn first_of(defaults: &[PathBuf]) -> Choice {
             Ok(()) => return Choice { socket: Some(path.clone()), ..choice },
             Err(Unanswered::Stranger(stranger)) => {
                 choice.notice =
-                    Some(format!("the daemon at {}: not used, because {stranger}", path.display()));
+                    Some(format!("the daemon at {}: ignored, because {stranger}", path.display()));
             }
             Err(_) => {}
         }
@@ -116,7 +117,7 @@ pub enum Unanswered {
     #[error(transparent)]
     Stranger(Stranger),
     /// It closed the connection.
-    #[error("it hung up")]
+    #[error("it closed the connection")]
     HungUp,
     /// It took longer than `PATIENCE`.
     #[error("no answer within {} s", PATIENCE.as_secs())]
@@ -204,7 +205,7 @@ mod tests {
     fn a_daemon_that_hangs_up_or_says_something_else() {
         let folder = tempfile::tempdir().unwrap();
         let socket = listener(folder.path(), b"");
-        assert_eq!(answers(&socket).unwrap_err().to_string(), "it hung up");
+        assert_eq!(answers(&socket).unwrap_err().to_string(), "it closed the connection");
         std::fs::remove_file(&socket).unwrap();
         let socket = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
         assert_eq!(answers(&socket).unwrap_err().to_string(), "it does not speak HTTP");

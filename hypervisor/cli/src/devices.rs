@@ -77,7 +77,7 @@ fn read(nvml: &Nvml) -> Result<Vec<VisibleGpu>, Error> {
         .map(|index| {
             let (uuid, name, memory) = facts(nvml, index).map_err(|error| no_driver(&error))?;
             let uuid = uuid.parse().map_err(|error| {
-                Error::NoDriver(format!("device {index} has a strange UUID: {error}"))
+                Error::NoDriver(format!("device {index} has an invalid UUID: {error}"))
             })?;
             Ok(VisibleGpu { index, uuid, name, memory })
         })
@@ -152,12 +152,12 @@ fn find<'a>(devices: &'a [VisibleGpu], text: &str, option: &str) -> Result<&'a V
         (Some(device), None) => Ok(device),
         (first, _) => {
             let problem =
-                if first.is_some() { "fits several devices" } else { "is no device here" };
+                if first.is_some() { "matches several devices" } else { "is no such device" };
             let existing: Vec<_> =
                 devices.iter().map(|d| format!("{} ({}, {})", d.index, d.uuid, d.name)).collect();
             let repeat = if text.contains(',') { "; repeat it for several devices" } else { "" };
             Err(Error::Usage(format!(
-                "{option} '{text}' {problem}: there is {}{repeat}",
+                "{option} '{text}' {problem}; available: {}{repeat}",
                 existing.join(", ")
             )))
         }
@@ -224,12 +224,12 @@ mod tests {
         for wrong in ["2", "-1", "GPU-", "", "GPU-9", "tesla"] {
             let message = indices(&[wrong]).unwrap_err();
             assert!(
-                message.contains(&format!("--device '{wrong}' is no device here")),
+                message.contains(&format!("--device '{wrong}' is no such device")),
                 "{message}"
             );
             assert!(message.contains("0 (GPU-5a1ce000"), "{message}");
             assert!(message.contains("1 (GPU-5a1ce000"), "{message}");
         }
-        assert!(indices(&["GPU-5a1"]).unwrap_err().contains("fits several devices"));
+        assert!(indices(&["GPU-5a1"]).unwrap_err().contains("matches several devices"));
     }
 }

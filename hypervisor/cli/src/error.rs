@@ -37,15 +37,13 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// NVML cannot be loaded, or refuses to work.
-    #[error(
-        "no NVIDIA driver: {0}; limits need a GPU (--fake-gpu runs on one simulated in software)"
-    )]
+    #[error("no NVIDIA driver: {0}; limits need a GPU (--fake-gpu simulates one)")]
     NoDriver(String),
     /// NVML works, but lists no GPU.
-    #[error("the NVIDIA driver knows no GPU (--fake-gpu runs on one simulated in software)")]
+    #[error("the NVIDIA driver finds no GPU (--fake-gpu simulates one)")]
     NoDevice,
     /// A file that belongs to Sluice is not where it is looked for.
-    #[error("{name} is missing: looked for {}", looked_for.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    #[error("{name} is missing; looked for {}", looked_for.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
     PartMissing {
         /// Its file name.
         name: &'static str,
@@ -61,7 +59,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// A library that only its owner can load, in a session whose programs may become other users.
-    #[error("other users cannot read {}, and no copy can be made for them: {problem}", path.display())]
+    #[error("other users cannot read {}, and copying it for them failed: {problem}", path.display())]
     NotForAll {
         /// Its path.
         path: PathBuf,

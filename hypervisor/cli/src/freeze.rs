@@ -56,7 +56,7 @@ fn told(session: &Session, called: Option<&str>, done: &SessionAction) -> String
     let comma = if called.is_some() { "," } else { "" };
     let mut text = format!("{title}{comma} {word} {state}");
     if done.state == SessionState::Frozen && done.leases > 0 {
-        text += &format!("; it may use its devices for 50 ms more (leases: {})", done.leases);
+        text += &format!("; work in flight may run for another 50 ms (leases: {})", done.leases);
     }
     text + "\n"
 }
@@ -85,7 +85,7 @@ mod tests {
         };
         let now = done(SessionState::Frozen, true, 2);
         assert!(now.ends_with(
-            "of user 7 is now frozen; it may use its devices for 50 ms more (leases: 2)\n"
+            "of user 7 is now frozen; work in flight may run for another 50 ms (leases: 2)\n"
         ));
         assert!(!now.contains('\u{1b}'));
         let thawed =

@@ -21,7 +21,8 @@ impl FromStr for GpuRequest {
 
     /// `all`, `2`, `count=2`, `device=0,1`, `"device=GPU-…,1"`: docker wants quotes where there is a comma.
     fn from_str(text: &str) -> Result<Self, String> {
-        let accepted = "accepted are 'all', a number from 1, 'count=N' and 'device=LIST' with indices or UUIDs";
+        let accepted =
+            "expected 'all', a number from 1, 'count=N' or 'device=LIST' with indices or UUIDs";
         let plain = text.trim().replace(['"', '\''], "");
         let (key, value) = plain.split_once('=').unwrap_or(("count", &plain));
         match (key, value) {
@@ -34,9 +35,7 @@ impl FromStr for GpuRequest {
                 let names: Vec<String> =
                     list.split(',').map(|name| name.trim().to_owned()).collect();
                 if let Some(option) = names.iter().find(|name| name.contains('=')) {
-                    return Err(format!(
-                        "'{option}' means nothing for a program without a container; {accepted}"
-                    ));
+                    return Err(format!("'{option}' applies to containers only; {accepted}"));
                 }
                 if names.iter().any(String::is_empty) {
                     return Err(accepted.to_owned());
@@ -44,7 +43,7 @@ impl FromStr for GpuRequest {
                 Ok(Self::These(names))
             }
             ("capabilities" | "driver" | "options", _) => {
-                Err(format!("'{key}' means nothing for a program without a container; {accepted}"))
+                Err(format!("'{key}' applies to containers only; {accepted}"))
             }
             _ => Err(accepted.to_owned()),
         }
@@ -67,7 +66,7 @@ impl GpuRequest {
             Self::All => Ok(all.to_vec()),
             Self::Count(count) => all.get(..*count).map(<[_]>::to_vec).ok_or_else(|| {
                 Error::Usage(format!(
-                    "--gpus {count}: expected at most {}, as there are",
+                    "--gpus {count}: expected at most {}, the number of GPUs here",
                     all.len()
                 ))
             }),
@@ -100,7 +99,7 @@ mod tests {
             ["", "0", "none", "-1", "device=", "device=0,", "gpu=1", "device=0,capabilities=x"]
         {
             let error = wrong.parse::<GpuRequest>().unwrap_err();
-            assert!(error.contains("accepted are 'all', a number"), "{wrong}: {error}");
+            assert!(error.contains("expected 'all', a number"), "{wrong}: {error}");
         }
     }
 
@@ -117,6 +116,9 @@ mod tests {
         assert!(error.contains("--gpus 2: expected at most 1"), "{error}");
         let wrong = "device=1".parse::<GpuRequest>().unwrap();
         let error = wrong.select(&all).unwrap_err().to_string();
-        assert!(error.starts_with("--gpus: device '1' is no device here: there is 0 ("), "{error}");
+        assert!(
+            error.starts_with("--gpus: device '1' is no such device; available: 0 ("),
+            "{error}"
+        );
     }
 }

@@ -21,9 +21,9 @@ pub(crate) fn run(arguments: &HealthyArgs) -> Result<u8, Error> {
     let path = api::path::device(&uuid, "/healthy");
     let done: DeviceDeclared = said(daemon.post(&path, &(), daemon_link::PATIENCE))?;
     let word = if done.changed {
-        "is healthy again: leases are granted on it"
+        "is healthy again: the daemon grants leases on it"
     } else {
-        "was not unhealthy"
+        "was already healthy"
     };
     let _ = writeln!(io::stdout(), "{uuid} {word}");
     Ok(0)
@@ -49,7 +49,7 @@ fn chosen(devices: &[Device], wanted: &str) -> Result<String, Error> {
     }
     let known: Vec<_> = devices.iter().map(|device| device.uuid.as_str()).collect();
     Err(Error::Usage(format!(
-        "'{wanted}' is not one GPU that the daemon knows: these are {}",
+        "'{wanted}' does not name exactly one GPU of the daemon's; expected one of {}",
         known.join(", ")
     )))
 }

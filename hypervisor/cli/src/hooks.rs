@@ -64,7 +64,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
 /// As for [`run`].
 pub(crate) fn report(fake_gpu: bool) -> Result<HooksReport, Error> {
     if directory::inside()?.is_some() {
-        return Err(Error::Usage("already inside a session: run it outside".to_owned()));
+        return Err(Error::Usage("already inside a session; run this command outside".to_owned()));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
@@ -96,7 +96,7 @@ pub(crate) fn report(fake_gpu: bool) -> Result<HooksReport, Error> {
         let file = session.path().join(format!("{library}.hooks"));
         read_into(&mut table, &reported(command, &file)?)?;
         if !table.states.keys().any(|(named, _)| named == library) {
-            let problem = format!("it did not report on {library}");
+            let problem = format!("the report on {library} is missing");
             return Err(Error::Helper { name: parts::LIMITER, problem });
         }
     }
@@ -144,13 +144,13 @@ fn reported(mut command: Command, file: &Path) -> Result<String, Error> {
     if !output.status.success() && !report.as_ref().is_ok_and(tells) {
         let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
         return Err(Error::System {
-            what: format!("{program} failed under the limiter: {said}"),
+            what: format!("{program} failed with the limiter preloaded: {said}"),
             source: io::Error::other(output.status.to_string()),
         });
     }
     report.map_err(|source| Error::Helper {
         name: parts::LIMITER,
-        problem: format!("it wrote no report: {source}"),
+        problem: format!("no report was written: {source}"),
     })
 }
 
@@ -159,7 +159,7 @@ fn read_into(table: &mut Table, text: &str) -> Result<(), Error> {
     for line in text.lines() {
         let line = parse(line).ok_or_else(|| Error::Helper {
             name: parts::LIMITER,
-            problem: format!("a line of its report makes no sense: '{line}'"),
+            problem: format!("its report has an invalid line: '{line}'"),
         })?;
         match line {
             Line::Engine { library, name } => {
@@ -214,7 +214,7 @@ fn render(report: &HooksReport) -> String {
     let HooksReport { patched, absent, failed, functions, .. } = report;
     let _ = writeln!(
         text,
-        "total: {} functions named, {patched} patched, {absent} absent in this driver, {failed} failed",
+        "total: {} functions, {patched} patched, {absent} absent from this driver, {failed} failed",
         functions.len(),
     );
     text
@@ -235,9 +235,7 @@ mod tests {
         let text = render(&counted(table));
         assert!(text.contains("FAILED: too short: 5 bytes"), "{text}");
         assert!(text.contains("engine: libcuda.so.1 is patched by detour\n"), "{text}");
-        assert!(
-            text.ends_with("2 functions named, 0 patched, 1 absent in this driver, 1 failed\n")
-        );
+        assert!(text.ends_with("2 functions, 0 patched, 1 absent from this driver, 1 failed\n"));
     }
 
     #[test]

@@ -31,11 +31,11 @@ pub fn check(path: &Path) -> Result<(), Error> {
         _ => return refused(LIBRARY_WANTED),
     }
     if end(&header) > u128::from(length) {
-        return refused("its end is missing");
+        return refused("the file is truncated");
     }
     let mount = fstatvfs(&file).map_err(|e| unread(e.into()))?;
     if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        return refused("it is on a file system that is mounted noexec");
+        return refused("its file system is mounted noexec");
     }
     Ok(())
 }
@@ -93,14 +93,14 @@ pub(crate) mod tests {
         for (at, byte) in [(0, b'e'), (4, 1), (5, 2), (16, 2), (18, 3), (19, 1)] {
             let mut other = library();
             other[at] = byte;
-            assert!(checked(&other).unwrap_err().contains("no shared library"), "{at}");
+            assert!(checked(&other).unwrap_err().contains("not a shared library"), "{at}");
         }
         for short in [&[][..], b"#!/bin/sh\n", &library()[..63]] {
-            assert!(checked(short).unwrap_err().contains("no shared library"), "{short:?}");
+            assert!(checked(short).unwrap_err().contains("not a shared library"), "{short:?}");
         }
         let mut cut = library();
         (cut[40], cut[58], cut[60]) = (64, 64, 1);
-        assert!(checked(&cut).unwrap_err().contains("its end is missing"));
+        assert!(checked(&cut).unwrap_err().contains("the file is truncated"));
         assert_eq!(checked(&[&cut[..], &[0; 64]].concat()), Ok(()));
     }
 

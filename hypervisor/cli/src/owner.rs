@@ -60,7 +60,7 @@ pub fn decide(
 fn text(variable: &OsStr, value: &OsStr) -> Result<String, Error> {
     value.to_str().map(ToOwned::to_owned).ok_or_else(|| {
         let (variable, value) = (variable.display(), value.display());
-        Error::Usage(format!("{variable}={value}: not UTF-8, and so cannot be kept as it is"))
+        Error::Usage(format!("{variable}={value}: not UTF-8; expected UTF-8"))
     })
 }
 

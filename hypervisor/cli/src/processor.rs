@@ -7,7 +7,7 @@ mod this {
     /// `e_machine` of its ELF files.
     pub(crate) const MACHINE: u16 = EM_X86_64;
     /// What is said of it.
-    pub(crate) const LIBRARY_WANTED: &str = "it is no shared library for 64-bit x86";
+    pub(crate) const LIBRARY_WANTED: &str = "it is not a shared library for x86-64";
     /// Where its glibc's loader is in a root.
     pub(crate) const GLIBC_LOADER: &str = "lib64/ld-linux-x86-64.so.2";
     /// Where musl's is.
@@ -22,7 +22,7 @@ mod this {
     use object::elf::EM_AARCH64;
 
     pub(crate) const MACHINE: u16 = EM_AARCH64;
-    pub(crate) const LIBRARY_WANTED: &str = "it is no shared library for aarch64";
+    pub(crate) const LIBRARY_WANTED: &str = "it is not a shared library for aarch64";
     pub(crate) const GLIBC_LOADER: &str = "lib/ld-linux-aarch64.so.1";
     pub(crate) const MUSL_LOADER: &str = "lib/ld-musl-aarch64.so.1";
     pub(crate) const GLIBC_OF_DEBIAN: [&str; 2] =

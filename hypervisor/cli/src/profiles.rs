@@ -38,7 +38,7 @@ pub enum ProfileError {
         source: io::Error,
     },
     /// It is too long.
-    #[error("{} is longer than {MOST_BYTES} bytes: no settings are", .0.display())]
+    #[error("{} is longer than {MOST_BYTES} bytes, the most that a file of profiles may have", .0.display())]
     Long(PathBuf),
     /// It is not TOML, or has something else in it than profiles.
     #[error("{}, line {line}: {problem}", path.display())]
@@ -114,9 +114,9 @@ impl ProfileError {
 
 fn known_profiles(names: &[String]) -> String {
     if names.is_empty() {
-        return format!("there is no profile; {SYSTEM} and ~/.config/{OF_USER} may have some");
+        return format!("no profile is defined; define it in {SYSTEM} or ~/.config/{OF_USER}");
     }
-    format!("there is no such profile; these are: {}", names.join(", "))
+    format!("no such profile; available: {}", names.join(", "))
 }
 
 /// What a profile may set: the options of `sluice run`.
@@ -157,13 +157,13 @@ fn written(text: &str) -> (BTreeMap<String, Words>, Vec<(usize, String)>) {
         let at = line(key.span().start);
         let table = (key.get_ref() == "profile").then(|| value.get_ref().as_table()).flatten();
         let Some(table) = table else {
-            wrong.push((at, format!("{}: [profile.NAME] is accepted", Shown(key.get_ref()))));
+            wrong.push((at, format!("{}: expected [profile.NAME]", Shown(key.get_ref()))));
             continue;
         };
         for (name, value) in table {
             let mut words = Words { line: line(name.span().start), ..Words::default() };
             let Some(settings) = value.get_ref().as_table() else {
-                let problem = format!("{}: [profile.NAME] is accepted", Shown(name.get_ref()));
+                let problem = format!("{}: expected [profile.NAME]", Shown(name.get_ref()));
                 wrong.push((words.line, problem));
                 continue;
             };
@@ -171,7 +171,7 @@ fn written(text: &str) -> (BTreeMap<String, Words>, Vec<(usize, String)>) {
                 let at = line(key.span().start);
                 let Some(known) = KEYS.into_iter().find(|known| key.get_ref() == known) else {
                     let (key, known) = (Shown(key.get_ref()), KEYS.join(", "));
-                    wrong.push((at, format!("{key} is no setting; these are: {known}")));
+                    wrong.push((at, format!("{key}: unknown setting; expected one of {known}")));
                     continue;
                 };
                 let values = match value.get_ref() {
@@ -184,9 +184,9 @@ fn written(text: &str) -> (BTreeMap<String, Words>, Vec<(usize, String)>) {
                 match values {
                     Some(values) => _ = words.settings.insert(known, (at, values)),
                     None if known == "device" => {
-                        wrong.push((at, "device: a list such as [0, 1] is accepted".to_owned()));
+                        wrong.push((at, "device: expected a list such as [0, 1]".to_owned()));
                     }
-                    None => wrong.push((at, format!("{known}: a text or a number is accepted"))),
+                    None => wrong.push((at, format!("{known}: expected a string or a number"))),
                 }
             }
             profiles.insert(name.get_ref().to_string(), words);
@@ -249,7 +249,7 @@ pub fn run(command: &ConfigCommand) -> Result<u8, Error> {
                 let source = rustix::io::Errno::NOENT.into();
                 wrong.push(ProfileError::Io { path: path.clone(), source });
             }
-            Ok(None) => text += &format!("{shown}: not there\n"),
+            Ok(None) => text += &format!("{shown}: does not exist\n"),
             Err(error) => wrong.extend(error.one_by_one()),
         }
     }
@@ -334,7 +334,7 @@ fn profile(path: &Path, name: &str, words: &Words) -> (Profile, Vec<(usize, Prof
         (line, ProfileError::Together { path, line, profile, problem })
     };
     if gpus.is_some() && !device.is_empty() {
-        wrong.push(together("device and gpus cannot be together: either is accepted".to_owned()));
+        wrong.push(together("device and gpus exclude each other; set only one of them".to_owned()));
     }
     // Without a value that cannot be read, the others may not fit together.
     if wrong.is_empty()
@@ -440,11 +440,11 @@ mod tests {
         let all: Vec<_> = all.iter().map(ToString::to_string).collect();
         let places = [
             "line 2: profile 'b': weight = 0: ",
-            "line 3: memory is no setting; these are: mem, ",
-            "line 4: mem: a text or a number is accepted",
+            "line 3: memory: unknown setting; expected one of mem, ",
+            "line 4: mem: expected a string or a number",
             "line 6: profile 'a': mem = 8: ",
             "line 7: profile 'a': compute = 101: ",
-            "line 8: other: [profile.NAME] is accepted",
+            "line 8: other: expected [profile.NAME]",
         ];
         assert_eq!(all.len(), places.len(), "{all:?}");
         assert!(all.iter().zip(places).all(|(error, place)| error.contains(place)), "{all:?}");

@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &PruneArgs) -> Result<u8, Error> {
         directory::prune(arguments.older_than, serves, arguments.dry_run);
     let word = if arguments.dry_run { "would be removed" } else { "removed" };
     let mut text: String = names.iter().map(|name| format!("{word}: {}\n", Shown(name))).collect();
-    text += &format!("{} left-over sessions {word}\n", names.len());
+    text += &format!("{} leftover sessions {word}\n", names.len());
     let _ = io::stdout().lock().write_all(text.as_bytes());
     let mut problems = problems.into_iter().map(Error::from);
     let Some(first) = problems.next() else { return Ok(0) };

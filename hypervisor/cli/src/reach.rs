@@ -43,7 +43,7 @@ impl fmt::Display for Unreached {
             Self::Static => "is linked statically, so no library can be preloaded into it",
             Self::Bits32 => "is a 32-bit program, into which no 64-bit library can be preloaded",
             Self::MoreRights => {
-                "gets more rights than its starter has (setuid, setgid or file capabilities), so the loader preloads nothing"
+                "gains privileges when it starts (setuid, setgid or file capabilities), so the loader preloads nothing"
             }
         })
     }

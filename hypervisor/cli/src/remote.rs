@@ -39,8 +39,8 @@ pub(crate) fn client(option: Option<&OsStr>) -> Result<Option<BlockingHttpClient
 pub(crate) fn check_may_change(option: Option<&OsStr>) -> Result<(), Error> {
     let Some(client) = client(option)? else { return Ok(()) };
     Err(Error::Usage(format!(
-        "{HOST} and {PORT} name the daemon at {}: over TCP it can only be read. What is to be changed is reached by the \
-         daemon's Unix socket on its machine: --daemon PATH, or --daemon none for the sessions here",
+        "{HOST} and {PORT} name the daemon at {}, which is read-only over TCP. To change anything, use the daemon's \
+         Unix socket on its machine (--daemon PATH), or --daemon none for the sessions here",
         client.endpoint()
     )))
 }
@@ -49,9 +49,9 @@ pub(crate) fn check_may_change(option: Option<&OsStr>) -> Result<(), Error> {
 pub(crate) fn told(error: &ClientError) -> String {
     let remedy = match setting(error) {
         Some(env::TOKEN_FILE) => {
-            format!("; the token is taken from {} or {}", env::TOKEN_FILE, env::TOKEN)
+            format!("; set the token with {} or {}", env::TOKEN_FILE, env::TOKEN)
         }
-        Some(name) => format!("; the CA's file is taken from {name}"),
+        Some(name) => format!("; set the CA's file with {name}"),
         None => String::new(),
     };
     format!("{error}{remedy}")
@@ -92,7 +92,7 @@ fn by(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<BlockingHttp
 
 /// The token that the daemon is shown. The file counts more than the variable, which programs inherit.
 fn token(variable: &impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, Error> {
-    let accepted = "one line of 16 visible characters at least";
+    let accepted = "one line of at least 16 visible characters";
     let (name, bytes) = match (set(env::TOKEN_FILE, variable), set(env::TOKEN, variable)) {
         (Some(file), _) => {
             let bytes = read(Path::new(&file)).map_err(|error| {
@@ -107,7 +107,7 @@ fn token(variable: &impl Fn(&str) -> Option<OsString>) -> Result<Option<String>,
     let token = token.trim_end_matches(['\n', '\r']);
     if token.len() < SHORTEST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         // What it is stays unsaid.
-        return Err(Error::Usage(format!("{name}: no token is in it: {accepted} is accepted")));
+        return Err(Error::Usage(format!("{name} holds no token; expected {accepted}")));
     }
     Ok(Some(token.to_owned()))
 }
@@ -129,11 +129,11 @@ fn text(name: &str, value: &OsStr, accepted: &str) -> Result<String, Error> {
 }
 
 fn no(name: &str, value: &str, accepted: &str) -> Error {
-    Error::Usage(format!("{name}={}: {accepted} is accepted", ::limits::Shown(value)))
+    Error::Usage(format!("{name}={}: expected {accepted}", ::limits::Shown(value)))
 }
 
 fn incomplete(set: &str, missing: &str) -> Error {
-    Error::Usage(format!("{set} is set, and {missing} is not: both or none are accepted"))
+    Error::Usage(format!("{set} is set, but {missing} is not; set both or neither"))
 }
 
 #[cfg(test)]

@@ -30,8 +30,8 @@ use crate::shares::Shares;
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if allocation::is_here() {
         return Err(Error::Usage(format!(
-            "this container has limits of its node's ({}), which hold for every program in it: start the program without \
-             'sluice run'",
+            "the node has set this container's limits ({}), and they hold for every program in it; start the program \
+             without 'sluice run'",
             allocation::FOLDER
         )));
     }
@@ -80,9 +80,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         say(&notice);
     }
     if environment.request.needs_daemon() && environment.daemon.is_none() {
-        say(
-            "no daemon, which gives out what other sessions leave: this one gets its share and no more",
-        );
+        say("no daemon is running to give out idle time: this session gets no more than its share");
     }
     environment.decide(vars_os(), || {
         let fake = environment.fake_driver.as_ref().map(|folder| folder.join(parts::FAKE_NVML.1));
@@ -101,7 +99,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
 /// Says that limits cannot hold for the program, where that is so.
 fn tell_of_unreached(command: &Command) {
     if let Some((path, why)) = reach::of_command(command.get_program()) {
-        say(&format!("{} {why}: no limit can hold for it", told(&path).display()));
+        say(&format!("{} {why}: no limit can be enforced on it", told(&path).display()));
     }
 }
 
@@ -121,7 +119,7 @@ fn check_is_free(name: &str) -> Result<(), Error> {
     let has_it = |found: &&Found| choice::given_name(found).is_some_and(|taken| taken == name);
     match present.find(has_it) {
         Some(found) => Err(Error::Usage(format!(
-            "--name {name}: session {} has this name; another one is accepted, or the same when that has ended",
+            "--name {name}: session {} has this name; choose another, or wait until that session has ended",
             found.name
         ))),
         None => Ok(()),
@@ -137,7 +135,7 @@ fn program(arguments: &RunArgs) -> Result<Command, Error> {
     let (program, rest) = arguments
         .command
         .split_first()
-        .ok_or_else(|| Error::Usage("the program is missing: sluice run … -- CMD".to_owned()))?;
+        .ok_or_else(|| Error::Usage("no program given; expected sluice run … -- CMD".to_owned()))?;
     let mut command = Command::new(program);
     command.args(rest);
     Ok(command)
@@ -148,8 +146,8 @@ fn program(arguments: &RunArgs) -> Result<Command, Error> {
 fn within_session(arguments: &RunArgs, session: &Path, mut command: Command) -> Error {
     if arguments.any_option() {
         return Error::Usage(format!(
-            "already inside a session ({} or LD_PRELOAD names it): its limits hold for every program in it, \
-             and 'sluice run' within it takes no options",
+            "already inside a session (named by {} or LD_PRELOAD), whose limits hold for every program in it; here \
+             'sluice run' takes no options",
             env::SESSION_DIR
         ));
     }

@@ -151,7 +151,7 @@ fn told(device: &Device) -> Option<DeviceSample> {
 fn on_page(device: &NodeDevice) -> DeviceSample {
     let unhealthy = device.health == NodeHealth::Unhealthy;
     DeviceSample {
-        trouble: unhealthy.then(|| "UNHEALTHY: no leases are granted on it".to_owned()),
+        trouble: unhealthy.then(|| "UNHEALTHY: the daemon grants no leases on it".to_owned()),
         memory_total_bytes: device.memory_total,
         memory_used_bytes: device.memory_used,
         sm_percent: device.sm_percent.map(u32::from),

@@ -38,7 +38,7 @@ fn line(device: &DeviceReport) -> String {
             compute_limit(compute),
             Seconds(compute.waited_us)
         ),
-        None => format!("{peak}; GPU time is not measured without a limit of it"),
+        None => format!("{peak}; GPU time is measured only under a compute limit"),
     }
 }
 

@@ -34,6 +34,6 @@ fn library() -> Result<String, Error> {
     let shown = told(&path);
     let bytes = fs::read(&path)
         .map_err(|e| Error::system(format!("cannot read {}", shown.display()), e))?;
-    let line = build_info::line_in(&bytes).unwrap_or("does not say what it was built from");
+    let line = build_info::line_in(&bytes).unwrap_or("has no build information");
     Ok(format!("{}: {line}", shown.display()))
 }

@@ -105,7 +105,7 @@ fn another_user_s_daemon_counts_as_absent() {
     assert!(refused.stderr.contains("user 4242 runs it: one of root or"), "{refused:#?}");
     let warned = run(false).succeeded();
     assert_eq!(warned.stdout, "ran\n");
-    assert!(warned.stderr.contains("not used, because user 4242 runs it"), "{warned:#?}");
+    assert!(warned.stderr.contains("ignored, because user 4242 runs it"), "{warned:#?}");
     daemon.kill();
     let _ = daemon.end();
 }

@@ -143,20 +143,16 @@ pub struct PruneArgs {
 pub(super) fn pause(text: &str) -> Result<Duration, String> {
     let pause = duration(text)?;
     let accepted = Duration::from_millis(100)..=Duration::from_secs(3600);
-    if accepted.contains(&pause) { Ok(pause) } else { Err("100ms to 1h is accepted".to_owned()) }
+    if accepted.contains(&pause) { Ok(pause) } else { Err("expected 100ms to 1h".to_owned()) }
 }
 
 /// Between execve(2) and the limiter's start a process holds nothing of its session.
 fn age(text: &str) -> Result<Duration, String> {
     let age = duration(text)?;
-    if age >= Duration::from_secs(60) {
-        Ok(age)
-    } else {
-        Err("1min or more is accepted".to_owned())
-    }
+    if age >= Duration::from_secs(60) { Ok(age) } else { Err("expected 1min or more".to_owned()) }
 }
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; 90s, 10min and 2h are accepted"))
+        .map_err(|error| format!("{error}; expected a duration such as 90s, 10min or 2h"))
 }

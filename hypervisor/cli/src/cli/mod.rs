@@ -38,8 +38,7 @@ const NAMES: Names = Names {
     name = "sluice",
     version,
     arg_required_else_help = true,
-    after_help = "\
-'--version --verbose' tells what it was built from, as 'sluice version --verbose' does."
+    after_help = "'--version --verbose' also prints the build, as 'sluice version --verbose' does."
 )]
 pub struct Cli {
     /// What to do.
@@ -356,7 +355,7 @@ fn daemon() -> impl TypedValueParser<Value = OsString> {
             return Err("expected the path of a socket, or 'none' for no daemon");
         }
         if value.to_str().is_none() {
-            return Err("expected a path in UTF-8: the session's members are told it as text");
+            return Err("expected a path in UTF-8");
         }
         Ok(value)
     })

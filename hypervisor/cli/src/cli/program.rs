@@ -19,7 +19,8 @@ pub(super) fn session_name(name: &str) -> Result<String, String> {
         return Ok(name.to_owned());
     }
     Err(format!(
-        "expected at most {LONGEST} letters, digits, '.', '_' and '-', with a letter first, and not 'env-' at its start"
+        "expected a letter followed by letters, digits, '.', '_' and '-', at most {LONGEST} characters, not starting \
+         with 'env-'"
     ))
 }
 
@@ -45,10 +46,10 @@ pub fn check_program(arguments: &RunArgs, line: &[OsString]) -> Result<(), Error
     let (word, program) = (word.display(), arguments.command.first().map(|word| word.display()));
     Err(Error::Usage(match program {
         Some(program) => format!(
-            "'{word}' stands behind the program: put it before {program}, or put '--' before {program} if it is \
-             the program's"
+            "'{word}' follows the program: put it before {program}, or put '--' before {program} if it belongs to the \
+             program"
         ),
-        None => "the program is missing".to_owned(),
+        None => "no program given".to_owned(),
     }))
 }
 

@@ -71,7 +71,8 @@ impl Guest {
 pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
     if directory::inside()?.is_some() {
         return Err(Error::Usage(
-            "already inside a session: its limits would hold for the demo as well".to_owned(),
+            "already inside a session, whose limits would hold for the demo; run it outside"
+                .to_owned(),
         ));
     }
     let mut view = DemoView::new(arguments.json);
@@ -82,22 +83,22 @@ pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
         "Sluice demo: two programs share one GPU{}.",
         if stage.is_fake() { ", simulated in software" } else { "" }
     ));
-    view.working("1/3  native: the load alone, without limits");
+    view.working("1/3  solo: the load alone, without limits");
     let native_length = (length / 3).clamp(Duration::from_secs(1), Duration::from_secs(5));
     let native = TenantLoad { kernel_us: KERNEL_US, length: native_length, iterations: None };
     let native = stage.measure_native(&native)?;
     let guests = guests(stage.device_memory(native.uuid));
     view.done(&format!(
-        "1/3  native: {:.0} kernels of {:.1} ms a second on {}",
+        "1/3  solo: {:.0} kernels of {:.1} ms a second on {}",
         native.rate,
         f64::from(KERNEL_US) / 1e3,
         native.device
     ));
 
     stage.start_daemon()?;
-    view.working("2/3  memory: each takes more than it may");
+    view.working("2/3  memory: each allocates beyond its limit");
     let taken = take_memory(&mut stage, &guests, &native)?;
-    view.done("2/3  memory: each was stopped while taking more than it may");
+    view.done("2/3  memory: each was stopped at its limit");
 
     view.working("3/3  sharing: both at once");
     let overlap = share(&mut stage, &mut view, &guests, &native, length)?;
@@ -170,8 +171,7 @@ fn share(
     }
     track::overlap(&tracks).ok_or_else(|| Error::Helper {
         name: super::parts::TENANT,
-        problem: "the two did not run at the same time for long enough to be compared; try a \
-                  larger --seconds"
+        problem: "the two programs did not overlap for long enough to compare them; try a larger --seconds"
             .to_owned(),
     })
 }

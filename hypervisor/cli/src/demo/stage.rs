@@ -175,7 +175,7 @@ impl Stage {
     pub(super) fn has_ended(&self, running: &mut RunningTenant) -> Result<bool, Error> {
         let ended = running.poll()?.is_some();
         if !ended && Instant::now() > self.deadline {
-            let problem = "it does not come to its end".to_owned();
+            let problem = "it did not end in time".to_owned();
             return Err(Error::Helper { name: parts::TENANT, problem });
         }
         Ok(ended)

@@ -107,8 +107,7 @@ impl DemoReport {
         );
         if self.tenants.iter().any(|t| t.compute_delivered < t.compute_limit - TOLERANCE) {
             text.push_str(
-                "Less than the share: on a machine whose CPUs are busy with other work, turns are \
-                 handed over late.\n",
+                "Less than the share: turns are handed over late on a machine whose CPUs are busy with other work.\n",
             );
         }
         text

@@ -128,20 +128,24 @@ fn judge_memory(memory: &Memory) -> Checked {
     let (granted, limit) = (Bytes(memory.granted_bytes), Bytes(MEMORY));
     if memory.granted_bytes > MEMORY {
         return Err(Wrong::broken(
-            format!("a program got {granted}, its limit was {limit}"),
+            format!("a program got {granted}, above its limit of {limit}"),
             REPORT,
         ));
     }
     if memory.meminfo_total != MEMORY {
         let seen = Bytes(memory.meminfo_total);
-        return Err(Wrong::broken(format!("a program saw {seen}, its limit was {limit}"), REPORT));
+        return Err(Wrong::broken(
+            format!("a program saw {seen} of memory instead of its limit of {limit}"),
+            REPORT,
+        ));
     }
     if !memory.stop.contains("OUT_OF_MEMORY") {
-        return Err(Wrong::broken(format!("a program was stopped by {}", memory.stop), REPORT));
+        return Err(Wrong::broken(
+            format!("a program was stopped by {} instead of CUDA_ERROR_OUT_OF_MEMORY", memory.stop),
+            REPORT,
+        ));
     }
-    Ok(format!(
-        "a program got {granted} beside its context and was refused more; its limit was {limit}"
-    ))
+    Ok(format!("a program got {granted} besides its context, and no more; its limit was {limit}"))
 }
 
 /// Waits until the GPU is idle. A GPU whose utilization cannot be read is judged by the speeds alone.
@@ -152,7 +156,7 @@ fn check_idle(meter: Option<&Nvml>) -> Result<(), Wrong> {
         let Ok(rates) = gpu.utilization_rates() else { return Ok(()) };
         idle = if rates.gpu <= IDLE { idle + 1 } else { 0 };
         if idle == 0 && start.elapsed() > FADES {
-            return Err(busy(&format!("other programs use {} % of it", rates.gpu)));
+            return Err(busy(&format!("other programs use {} % of its time", rates.gpu)));
         }
         sleep(INTERVAL);
     }
@@ -161,7 +165,7 @@ fn check_idle(meter: Option<&Nvml>) -> Result<(), Wrong> {
 
 fn busy(seen: &str) -> Wrong {
     Wrong::busy(
-        format!("the GPU is busy: cannot judge ({seen})"),
+        format!("the GPU is too busy to judge ({seen})"),
         "sluice doctor  # when nothing else uses the GPU",
     )
 }
@@ -170,7 +174,7 @@ fn judge_time(before: &Load, limited: f64, after: f64) -> Checked {
     let (slower, faster) = (before.rate.min(after), before.rate.max(after));
     if slower < faster * (1.0 - DRIFT / 100.0) {
         return Err(busy(&format!(
-            "without a limit a program ran {:.0} kernels/s, then {after:.0}",
+            "without a limit a program ran {:.0} kernels/s, and later {after:.0}",
             before.rate
         )));
     }
@@ -182,7 +186,7 @@ fn judge_time(before: &Load, limited: f64, after: f64) -> Checked {
         reason = "between 0 and 10 millions"
     )]
     let share = Percent((ratio * 1e6) as u32);
-    let found = format!("a program got {share} of its speed alone; its limit was {SHARE} %");
+    let found = format!("a program got {share} of its solo speed; its share was {SHARE} %");
     let percent = ratio * 100.0;
     if percent > f64::from(SHARE + TOLERANCE) {
         return Err(Wrong::broken(found, REPORT));

@@ -32,12 +32,8 @@ pub(super) fn shared_memory() -> Checked {
         .map_err(|error| Wrong::broken(error.to_string(), &*mount))?;
     let page = size_of::<PageLayout>() as u64;
     if free < page * 64 {
-        let found = format!(
-            "{} are left in {}; a page takes {}",
-            Bytes(free),
-            folder.display(),
-            Bytes(page)
-        );
+        let found =
+            format!("{} free in {}; a page takes {}", Bytes(free), folder.display(), Bytes(page));
         return Err(Wrong::note(found, "sluice prune"));
     }
     if let Some(elsewhere) = session.elsewhere() {
@@ -74,7 +70,7 @@ pub(super) fn daemon(option: Option<&OsStr>, fake: bool) -> Checked {
         .map_err(|error| Wrong::broken(error.to_string(), start))?;
     let Some(socket) = choice.socket else {
         let none =
-            "none: sessions keep their own accounts, and idle time is not given out".to_owned();
+            "none: sessions keep their own accounts, and nobody gives out idle time".to_owned();
         return Err(Wrong::note(choice.notice.unwrap_or(none), start));
     };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
@@ -123,7 +119,7 @@ fn judge(readiness: &Readiness, place: &str, up: &str, restart: &str, fake: bool
     if reasons.is_empty() {
         let unseen = match readiness.reasons.is_empty() {
             true => "",
-            false => "; it gets to know the simulated GPU by its first program",
+            false => "; it learns of the simulated GPU from the first program that uses it",
         };
         return Ok(format!("{up}{unseen}"));
     }
@@ -150,7 +146,7 @@ pub(super) fn socket(option: Option<&OsStr>) -> Checked {
         let (mode, owner) = (found.mode() & 0o777, found.uid());
         let place = path.display();
         if !found.file_type().is_socket() {
-            return Err(Wrong::broken(format!("{place} is no socket"), format!("rm {place}")));
+            return Err(Wrong::broken(format!("{place} is not a socket"), format!("rm {place}")));
         }
         if let Err(reason) = daemon_link::answers(&path) {
             let found = format!("{place} (mode {mode:03o}, user {owner}): {reason}");

@@ -92,7 +92,7 @@ pub(super) fn driver(fake: bool) -> Checked {
     let version = match fake {
         true => "simulated in software".to_owned(),
         false => fs::read_to_string("/sys/module/nvidia/version")
-            .map_or_else(|_| "version not known".to_owned(), |text| text.trim().to_owned()),
+            .map_or_else(|_| "unknown version".to_owned(), |text| text.trim().to_owned()),
     };
     let gpus: Vec<String> =
         found.iter().map(|gpu| format!("{} {} ({})", gpu.index, gpu.name, gpu.uuid)).collect();
@@ -117,11 +117,14 @@ pub(super) fn device_files() -> Checked {
         |path: &&PathBuf| access(path.as_path(), Access::READ_OK | Access::WRITE_OK).is_err();
     if let Some(path) = files.iter().find(closed) {
         let group = "sudo usermod -aG video $USER  # and log in again";
-        return Err(Wrong::broken(format!("this user may not open {}", path.display()), group));
+        return Err(Wrong::broken(format!("this user cannot open {}", path.display()), group));
     }
     if !files.iter().any(|path| path == Path::new("/dev/nvidia-uvm")) {
         let make = "sudo nvidia-modprobe -u -c 0";
-        return Err(Wrong::note("/dev/nvidia-uvm is missing; the driver makes it if it may", make));
+        return Err(Wrong::note(
+            "/dev/nvidia-uvm is missing; the driver creates it if it has the rights",
+            make,
+        ));
     }
     Ok(format!("{} files, all open to this user", files.len()))
 }
@@ -132,7 +135,7 @@ pub(super) fn functions(fake: bool) -> Checked {
         .map_err(|error| Wrong::broken(error.to_string(), "SLUICE_LOG=debug sluice hooks"))?;
     if report.failed > 0 {
         let found = format!("{} functions of the driver are not patched", report.failed);
-        return Err(Wrong::broken(found, "sluice hooks  # names them, and says why"));
+        return Err(Wrong::broken(found, "sluice hooks  # lists them with the reasons"));
     }
     let driver = match fake {
         true => located()?.find(parts::FAKE_CUDA.0).ok(),
@@ -142,7 +145,8 @@ pub(super) fn functions(fake: bool) -> Checked {
     let new = driver.and_then(|bytes| unlisted::unlisted(&bytes)).unwrap_or_default();
     if !new.is_empty() {
         let found = format!(
-            "the driver is newer than this release, which does not know {}; work and memory of {} may be beyond the limits",
+            "the driver is newer than this release, which does not know {}; work and memory through {} may exceed the \
+             limits",
             new.join(", "),
             if new.len() == 1 { "it" } else { "them" },
         );
@@ -151,5 +155,5 @@ pub(super) fn functions(fake: bool) -> Checked {
     let engines: BTreeSet<&str> = report.engines.values().map(String::as_str).collect();
     let engines: Vec<&str> = engines.into_iter().collect();
     let (patched, absent) = (report.patched, report.absent);
-    Ok(format!("{patched} patched by {}, {absent} absent in this driver", engines.join(" and ")))
+    Ok(format!("{patched} patched by {}, {absent} absent from this driver", engines.join(" and ")))
 }

@@ -41,7 +41,7 @@ pub(super) fn outside_of_sessions(process: &ExplainedProcess) -> Vec<Explanation
         (Some(true), Some(true)) => Explanation {
             code: ReasonWord::NoSession,
             text: format!(
-                "the limiter and the CUDA driver are in process {}, but it has used no device, or has no limit",
+                "process {} has loaded the limiter and the CUDA driver, but has used no device or has no limit",
                 process.pid
             ),
             remedy: Some(
@@ -51,12 +51,10 @@ pub(super) fn outside_of_sessions(process: &ExplainedProcess) -> Vec<Explanation
         (Some(true), _) => Explanation {
             code: ReasonWord::NoSession,
             text: format!(
-                "the limiter is in process {}, which has not loaded the CUDA driver: it uses no GPU by itself",
+                "process {} has loaded the limiter, but not the CUDA driver: it uses no GPU itself",
                 process.pid
             ),
-            remedy: Some(
-                "ask about the process that does, or about its session: sluice status".to_owned(),
-            ),
+            remedy: Some("explain the process that does, or its session: sluice status".to_owned()),
         },
     };
     vec![reason]
@@ -66,16 +64,16 @@ pub(super) fn not_preloaded(pid: u32, uses_cuda: bool) -> Explanation {
     if let Some(why) = reach::of_file(Path::new(&format!("/proc/{pid}/exe"))) {
         return Explanation {
             code: ReasonWord::NotPreloaded,
-            text: format!("process {pid} {why}: no limit can hold for it"),
-            remedy: Some("use a build of it that is linked dynamically, for 64 bits".to_owned()),
+            text: format!("process {pid} {why}: no limit can be enforced on it"),
+            remedy: Some("use a dynamically linked 64-bit build".to_owned()),
         };
     }
     let uses = if uses_cuda { "uses the GPU" } else { "has not loaded the CUDA driver" };
     Explanation {
         code: ReasonWord::NotPreloaded,
-        text: format!("the limiter is not in process {pid}, which {uses}: no limit holds for it"),
+        text: format!("process {pid} {uses}, and has not loaded the limiter: it is not limited"),
         remedy: Some(
-            "start it again by 'sluice run', or with LD_PRELOAD=libcuda_limiter.so and a limit"
+            "restart it with 'sluice run', or with LD_PRELOAD=libcuda_limiter.so and a limit"
                 .to_owned(),
         ),
     }
@@ -84,7 +82,7 @@ pub(super) fn not_preloaded(pid: u32, uses_cuda: bool) -> Explanation {
 pub(super) fn unseen(pid: u32) -> Explanation {
     Explanation {
         code: ReasonWord::Unseen,
-        text: format!("the memory map of process {pid} may not be looked at"),
-        remedy: Some("ask as its user or as root: sudo sluice explain".to_owned()),
+        text: format!("this user may not read the memory map of process {pid}"),
+        remedy: Some("run it as the process's user or as root: sudo sluice explain".to_owned()),
     }
 }

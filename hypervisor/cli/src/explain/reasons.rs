@@ -55,7 +55,7 @@ pub(super) fn reasons(known: &Known<'_>) -> Vec<Explanation> {
                 format!(", and got {} of the last 10 s", Percent(ppm))
             });
             let limit = compute_limit(&device.compute);
-            format!("{}: nothing stands in its way; GPU time: {limit}{got}", device.uuid)
+            format!("{}: nothing holds it back; GPU time: {limit}{got}", device.uuid)
         };
         let all = known.devices.iter().map(free);
         reasons.extend(all.map(|text| Explanation { code: ReasonWord::Free, text, remedy: None }));
@@ -75,7 +75,7 @@ fn memory(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
         }
     });
     let state = if used > limit {
-        format!("growth is refused until {} are given back", Bytes(used - limit))
+        format!("allocations fail until {} are freed", Bytes(used - limit))
     } else if device.refusals > 0 || left < limit / LITTLE {
         format!("{} are left", Bytes(left))
     } else {
@@ -102,7 +102,7 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
     let got = compute.recent_ppm.unwrap_or(0);
     let of_share = |share: u32| u64::from(got) * 1_000_000 >= u64::from(share) * USED_PPM;
     let waits = format!(
-        "{uuid}: it waits for GPU time; limit: {limit}; got {} of the last 10 s",
+        "{uuid}: waiting for GPU time; limit: {limit}; got {} of the last 10 s",
         Percent(got)
     );
     let more = compute.share_ppm.saturating_mul(2).min(PPM_ONE).div_ceil(PPM_PER_PERCENT);
@@ -110,9 +110,9 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
     if of_share(ceiling) {
         return Some(Explanation {
             code: ReasonWord::ShareUsed,
-            text: format!("{waits}: its share is used, and it goes on as it earns more"),
+            text: format!("{waits}: its share is used up; it continues as it earns more"),
             remedy: Some(format!(
-                "sluice limit {name} --compute {more}, or --policy balance for what others leave"
+                "sluice limit {name} --compute {more}, or --policy balance for idle time"
             )),
         });
     }
@@ -132,7 +132,7 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
         return Some(Explanation {
             code: ReasonWord::Debt,
             text: format!(
-                "{waits}: it owes {} ms for work that outlasted its leases, which its share earns in {} ms",
+                "{waits}: it owes {} ms for work that outlasted its leases; its share earns that in {} ms",
                 owed / 1000,
                 until / 1000
             ),
@@ -142,21 +142,22 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
     if compute.policy == Policy::Balance && !known.has_daemon && of_share(compute.share_ppm) {
         return Some(Explanation {
             code: ReasonWord::NoDaemon,
-            text: format!("{waits}: only a daemon gives out what other sessions leave"),
+            text: format!("{waits}: only a daemon gives out idle time"),
             remedy: Some("hypervisor daemon".to_owned()),
         });
     }
     Some(match others {
         0 => Explanation {
             code: ReasonWord::Waits,
-            text: format!("{waits}: it is waiting for its turn"),
+            text: format!("{waits}: its turn has not come yet"),
             remedy: None,
         },
         others => Explanation {
             code: ReasonWord::Others,
-            text: format!(
-                "{waits}; {others} other sessions ask for the device, and they take turns"
-            ),
+            text: match others {
+                1 => format!("{waits}; it takes turns with 1 other session"),
+                others => format!("{waits}; it takes turns with {others} other sessions"),
+            },
             remedy: Some(format!(
                 "sluice limit OTHER --priority low, or sluice limit {name} --compute {more}"
             )),
@@ -238,7 +239,7 @@ mod tests {
                 with(|device| device.used = 9 << 30),
                 true,
                 ReasonWord::Memory,
-                vec!["9.0 GiB of 8.0 GiB", "1.0 GiB are given back", "--mem 9217MiB"],
+                vec!["9.0 GiB of 8.0 GiB", "1.0 GiB are freed", "--mem 9217MiB"],
             ),
             (
                 with(|device| {
@@ -262,7 +263,7 @@ mod tests {
                 waits(|device| device.balance_us = Some(-30_000)),
                 true,
                 ReasonWord::Debt,
-                vec!["owes 30 ms", "earns in 100 ms"],
+                vec!["owes 30 ms", "earns that in 100 ms"],
             ),
             (
                 waits(|device| device.others_asking = Some(2)),
@@ -271,7 +272,7 @@ mod tests {
                 vec!["2 other sessions"],
             ),
             (waits(balance), false, ReasonWord::NoDaemon, vec!["hypervisor daemon"]),
-            (waits(|_| ()), true, ReasonWord::Waits, vec!["waiting for its turn"]),
+            (waits(|_| ()), true, ReasonWord::Waits, vec!["its turn has not come yet"]),
         ] {
             let found = of(device, daemon, false);
             assert_eq!(found.len(), 1, "{found:?}");

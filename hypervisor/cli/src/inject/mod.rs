@@ -25,7 +25,7 @@ const LIBRARIES: [&str; 2] = [parts::LIMITER, parts::ADD_PATH];
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
     /// It has static programs at most.
-    #[error("neither {glibc} nor {musl} is there: no program of this root can load a library")]
+    #[error("neither {glibc} nor {musl} exists: no program of this root can load a library")]
     NoLoader {
         /// Where glibc's loader would be.
         glibc: String,
@@ -33,13 +33,13 @@ pub enum InjectError {
         musl: String,
     },
     /// Its glibc cannot be told.
-    #[error("{glibc}: the version of this glibc cannot be told")]
+    #[error("{glibc}: cannot determine the version of this glibc")]
     NoVersion {
         /// The file.
         glibc: String,
     },
     /// A part of Sluice is no library.
-    #[error("{name} is no shared library that can be read")]
+    #[error("{name} is not a readable shared library")]
     NoLibrary {
         /// Its file name.
         name: &'static str,
@@ -130,7 +130,7 @@ fn put(root: &Root, c_library: &CLibrary, wanted: &[(String, Vec<u8>)]) -> Resul
             changed = true;
         }
     }
-    let done = if changed { "prepared" } else { "was prepared already" };
+    let done = if changed { "prepared" } else { "already prepared" };
     print(&format!("{}: {done} ({})\n{}", root.told(""), c_library.told(), for_musl(c_library)))
         .map(|_| 0)
 }
@@ -140,8 +140,8 @@ fn for_musl(c_library: &CLibrary) -> String {
     match c_library {
         CLibrary::Glibc(_) => String::new(),
         CLibrary::Musl => format!(
-            "musl reads no {PRELOAD}; programs start with LD_PRELOAD={} and are not limited: NVIDIA's driver needs \
-             glibc\n",
+            "musl does not read {PRELOAD}; programs start with LD_PRELOAD={}, but are not limited: NVIDIA's driver \
+             needs glibc\n",
             inside(parts::LIMITER)
         ),
     }
@@ -154,7 +154,7 @@ fn check(root: &Root, c_library: &CLibrary, wanted: &[(String, Vec<u8>)]) -> Res
         match root.read(path)? {
             None => lacking.push(format!("{} is missing", root.told(path))),
             Some(found) if found != *bytes => {
-                lacking.push(format!("{} is of another build", root.told(path)));
+                lacking.push(format!("{} is from another build", root.told(path)));
             }
             Some(_) => {}
         }

@@ -74,7 +74,7 @@ impl Root {
         };
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() || found.len() > MOST_BYTES {
-            return Err(failed(io::Error::other("it is no regular file of a usual size")));
+            return Err(failed(io::Error::other("it is not a regular file of a usual size")));
         }
         let mut bytes = Vec::new();
         file.take(MOST_BYTES).read_to_end(&mut bytes).map_err(failed)?;
@@ -142,8 +142,9 @@ impl Root {
                 if found.is_file() {
                     return Ok(Some(found));
                 }
-                let what = if found.is_symlink() { "a symbolic link" } else { "no regular file" };
-                Err(io::Error::other(format!("it is {what}; only a regular file is replaced")))
+                let what =
+                    if found.is_symlink() { "a symbolic link" } else { "not a regular file" };
+                Err(io::Error::other(format!("it is {what}; expected a regular file")))
             }
         }
     }
@@ -254,7 +255,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("folder")).unwrap();
         std::fs::write(folder.path().join("file"), "kept").unwrap();
         symlink("file", folder.path().join("link")).unwrap();
-        for (path, why) in [("folder", "no regular file"), ("link", "a symbolic link")] {
+        for (path, why) in [("folder", "not a regular file"), ("link", "a symbolic link")] {
             let error = root.put(path, b"x", 0o644).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
             assert!(root.remove(path).is_err());

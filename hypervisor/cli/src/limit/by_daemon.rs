@@ -27,7 +27,7 @@ pub(super) fn change(
     arguments: &LimitArguments,
     gpus: &Gpus,
 ) -> Result<u8, Error> {
-    let none = || Error::Daemon("none tells of this session".to_owned());
+    let none = || Error::Daemon("none knows this session".to_owned());
     let daemon = &node.daemon.as_ref().ok_or_else(none)?.client;
     let change = asked(session, arguments, gpus)?;
     let path = api::path::session(session.id, "/limits");
@@ -73,8 +73,8 @@ fn asked(session: &Session, arguments: &LimitArguments, gpus: &Gpus) -> Result<L
             let same = sizes.iter().all(|size| *size == first);
             amount.of(first).filter(|_| same).ok_or_else(|| {
                 Error::Usage(
-                    "a part of a device is not accepted here: its size is not known, or differs between the session's \
-                     devices; a size such as 8GiB is accepted"
+                    "a percentage of a device is not accepted here, because the size is unknown or differs between \
+                     the session's devices; expected a size such as 8GiB"
                         .to_owned(),
                 )
             })
@@ -114,7 +114,7 @@ fn chosen(session: &Session, wanted: &str, gpus: &Gpus) -> Result<GpuId, Error> 
         _ => {
             let own: Vec<_> = own.iter().map(GpuId::to_string).collect();
             Err(Error::Usage(format!(
-                "--device '{wanted}' is not one device that session {} has used: these are {}",
+                "--device '{wanted}' does not name exactly one device that session {} has used; expected one of {}",
                 session.name,
                 own.join(", ")
             )))

@@ -87,7 +87,7 @@ pub(crate) fn change(
         let lock = page.lock_limits(until);
         if lock.is_none() {
             notice(&format!(
-                "{}: another process has been changing the limits for {} s; not waiting for it",
+                "{}: gave up after {} s, because another process is changing these limits; try again",
                 page.device(),
                 PATIENCE.as_secs()
             ));
@@ -127,8 +127,8 @@ fn request_of(arguments: &LimitArguments) -> Result<Request, Error> {
     let request = arguments.request();
     if request.is_empty() {
         return Err(Error::Usage(
-            "nothing to change: name at least one of --mem, --mem-real, --no-mem, --compute, \
-             --policy, --burst, --weight and --priority"
+            "nothing to change; expected at least one of --mem, --mem-real, --no-mem, --compute, --policy, --burst, \
+             --weight and --priority"
                 .to_owned(),
         ));
     }
@@ -164,7 +164,7 @@ fn say_late(late: &BTreeSet<u32>) -> Option<String> {
     let pids: Vec<_> = late.iter().map(u32::to_string).collect();
     (!pids.is_empty()).then(|| {
         format!(
-            "the limits are changed; within {} ms these processes have not said that they go by them: {}",
+            "the limits are changed, but after {} ms these processes have not confirmed them: {}",
             TAKEN_WITHIN.as_millis(),
             pids.join(", ")
         )
@@ -186,8 +186,8 @@ fn chosen_pages(
             known.iter().filter(|device| own && allows(device.uuid)).cloned().collect();
         if all.is_empty() {
             return Err(Error::Usage(format!(
-                "session {} has used no device yet: there is nothing to change; its own user can \
-                 limit it on the devices that NVML lists",
+                "session {} has used no device yet, so there is nothing to change; only its own user can limit it, on \
+                 the devices that NVML lists",
                 session.name
             )));
         }
@@ -220,7 +220,7 @@ fn chosen_pages(
     }
     let used: Vec<_> = used.iter().map(|(_, id)| id.to_string()).collect();
     Err(Error::Usage(format!(
-        "--device '{wanted}' is not one device that session {} has used: these are {}",
+        "--device '{wanted}' does not name exactly one device that session {} has used; expected one of {}",
         session.name,
         used.join(", ")
     )))
@@ -251,13 +251,13 @@ fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
         }
     }
     if before == after {
-        line("stays as it was".to_owned());
+        line("unchanged".to_owned());
     }
     if let Some(memory) = after.memory
         && used > memory.limit
     {
         line(format!(
-            "{} is in use: growth is refused until {} of it is given back",
+            "{} is in use: allocations fail until {} is freed",
             Bytes(used),
             Bytes(used - memory.limit)
         ));

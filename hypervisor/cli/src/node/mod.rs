@@ -112,7 +112,7 @@ fn ask(option: Option<&OsStr>, notices: &mut Vec<String>) -> Result<Option<Daemo
     let choice = daemon_link::choose(option, variable.as_deref(), &defaults)?;
     let notice = choice.notice;
     notices.extend(
-        notice.map(|text| text.replace(daemon_link::OWN_ACCOUNT, ": the pages alone are shown")),
+        notice.map(|text| text.replace(daemon_link::OWN_ACCOUNT, ": showing the pages only")),
     );
     let Some(socket) = choice.socket else { return Ok(None) };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
@@ -120,7 +120,7 @@ fn ask(option: Option<&OsStr>, notices: &mut Vec<String>) -> Result<Option<Daemo
         Ok(SessionList { sessions, others }) => Ok(Some(Daemon { client, sessions, others })),
         Err(error) => {
             notices.push(format!(
-                "the daemon at {} tells of no session: {error}; the pages alone are shown",
+                "the daemon at {} cannot list sessions: {error}; showing the pages only",
                 socket.display()
             ));
             Ok(None)

@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &PlotArgs) -> Result<u8, Error> {
     let extension = arguments.output.extension().and_then(|extension| extension.to_str());
     if let Some(other) = extension.filter(|extension| !extension.eq_ignore_ascii_case("svg")) {
         return Err(Error::Usage(format!(
-            "--output '{}': a picture is written as SVG and not as {}; a name that ends in .svg is accepted",
+            "--output '{}': cannot write {}; expected a name that ends in .svg",
             arguments.output.display(),
             other.to_uppercase()
         )));
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &PlotArgs) -> Result<u8, Error> {
         });
         if series.sessions.is_empty() {
             return Err(Error::Usage(format!(
-                "--session '{session}': no such session is in {}",
+                "--session '{session}': no such session in {}",
                 arguments.file.display()
             )));
         }
@@ -41,6 +41,6 @@ pub(crate) fn run(arguments: &PlotArgs) -> Result<u8, Error> {
     fs::write(&arguments.output, svg).map_err(|error| {
         Error::system(format!("cannot write {}", arguments.output.display()), error)
     })?;
-    say(&format!("{} samples are drawn in {}", samples.len(), arguments.output.display()));
+    say(&format!("plotted {} samples in {}", samples.len(), arguments.output.display()));
     Ok(0)
 }

@@ -17,7 +17,7 @@ const MOST: usize = 100_000;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// There is something of that name.
-    #[error("{} exists, and is not overwritten: name another file", .0.display())]
+    #[error("{} exists and would be overwritten; name another file", .0.display())]
     Exists(PathBuf),
     /// The system refused.
     #[error("{what} {}: {source}", path.display())]
@@ -30,7 +30,7 @@ pub enum RecordError {
         source: io::Error,
     },
     /// A line that is no sample.
-    #[error("{}, line {line}: {problem}; expected is a line that 'sluice record' wrote", path.display())]
+    #[error("{}, line {line}: {problem}; expected a line that 'sluice record' wrote", path.display())]
     Line {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum RecordError {
         problem: String,
     },
     /// A line of a version that is not known.
-    #[error("{}, line {line}: version {found} of the format; 1 to {VERSION} are read", path.display())]
+    #[error("{}, line {line}: format version {found}; expected 1 to {VERSION}", path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -50,10 +50,10 @@ pub enum RecordError {
         found: u32,
     },
     /// No sample.
-    #[error("{} has no sample in it; 'sluice record' writes some", .0.display())]
+    #[error("{} has no samples; expected a file that 'sluice record' wrote", .0.display())]
     Empty(PathBuf),
     /// Too many samples.
-    #[error("{} has more than {MOST} samples: cut it into files of fewer lines", .0.display())]
+    #[error("{} has more than {MOST} samples; split it into shorter files", .0.display())]
     Long(PathBuf),
 }
 
@@ -239,12 +239,12 @@ mod tests {
             fs::write(&path, text).unwrap();
             read(&path).unwrap_err().to_string()
         };
-        assert!(error("").contains("no sample"));
-        assert!(error("\n  \n").contains("no sample"));
+        assert!(error("").contains("no samples"));
+        assert!(error("\n  \n").contains("no samples"));
         assert!(error(&format!("{good}\nhello\n{good}\n")).contains("line 2: "));
         assert!(error("{\"version\":1}\n").contains("line 1: "));
         let later = good.replacen("\"version\":1", "\"version\":2", 1);
-        assert!(error(&format!("{later}\n")).contains("version 2 of the format; 1 to 1 are read"));
+        assert!(error(&format!("{later}\n")).contains("format version 2; expected 1 to 1"));
         // A later writer's fields are left alone.
         fs::write(&path, good.replacen('{', "{\"new\":3,", 1)).unwrap();
         assert_eq!(read(&path).unwrap(), lines()[..1]);

@@ -38,7 +38,7 @@ pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
             Err(Error::Daemon(_)) if is_missing => {}
             Err(error @ Error::Daemon(_)) => {
                 is_missing = true;
-                say(&format!("{error}; samples are missing from here on, until it answers"));
+                say(&format!("{error}; samples are missing from here until it answers"));
             }
             Err(error) => return Err(error),
             Ok(mut sample) => {
@@ -52,7 +52,7 @@ pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
                     was_there |= is_there;
                     if !was_there && !is_told {
                         is_told = true;
-                        say(&format!("no session {session} yet: waiting for it"));
+                        say(&format!("no session {session} yet; waiting for it"));
                     }
                 }
                 // Before the session is there, nothing is worth a line.
@@ -69,7 +69,7 @@ pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
         }
         taken = sampler.take();
     }
-    say(&format!("{count} samples are in {}", arguments.file.display()));
+    say(&format!("wrote {count} samples to {}", arguments.file.display()));
     Ok(0)
 }
 

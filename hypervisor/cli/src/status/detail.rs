@@ -69,7 +69,7 @@ impl fmt::Display for Detail<'_, DeviceReport> {
         f.write_str(if kinds.is_empty() { "" } else { ")" })?;
         match memory.left {
             _ if memory.growth_refused => {
-                write!(f, "; OVER by {}: growth refused", Bytes(memory.over))?;
+                write!(f, "; OVER by {}: allocations fail", Bytes(memory.over))?;
             }
             Some(left) => write!(f, ", {} left", Bytes(left))?,
             None => {}
@@ -95,7 +95,7 @@ impl fmt::Display for Detail<'_, DeviceReport> {
         }
         processes.iter().try_for_each(|process| Detail(process).fmt(f))?;
         if *unknown > 0 {
-            writeln!(f, "    {unknown} of these may have ended: that could not be told")?;
+            writeln!(f, "    {unknown} of these may have ended (not visible from here)")?;
         }
         Ok(())
     }

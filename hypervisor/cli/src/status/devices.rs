@@ -54,13 +54,17 @@ pub(crate) fn blind(list: &DeviceList) -> Option<String> {
 /// Why no leases are granted on a device.
 pub(crate) fn trouble(device: &Device) -> Option<String> {
     if device.health == DeviceHealth::Unhealthy {
-        let why = device.unhealthy.as_deref().unwrap_or("the daemon does not say why");
-        return Some(format!("UNHEALTHY: {}; no leases are granted on it", Shown(why)));
+        let why = device.unhealthy.as_deref().unwrap_or("reason not reported");
+        return Some(format!("UNHEALTHY: {}; the daemon grants no leases on it", Shown(why)));
     }
     let unknown = || match device.unknown_processes.first() {
         Some(process) => format!("process {}", process.pid),
         None => "a process".to_owned(),
     };
-    (device.withheld == Some(Withheld::UnknownProcess))
-        .then(|| format!("held: no session knows {} on it; no leases are granted on it", unknown()))
+    (device.withheld == Some(Withheld::UnknownProcess)).then(|| {
+        format!(
+            "withheld: {} on it belongs to no session; the daemon grants no leases on it",
+            unknown()
+        )
+    })
 }

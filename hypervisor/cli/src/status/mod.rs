@@ -130,7 +130,7 @@ fn page(path: &Path, as_json: bool) -> Result<String, Error> {
     if !unseen.is_empty() {
         let pids: Vec<_> = unseen.iter().map(ToString::to_string).collect();
         text += &format!(
-            "    as the page says; not alive on this node, or this is a copy of a page: {}\n",
+            "    listed by the page, but not alive on this node (or the page is a copy): {}\n",
             pids.join(", ")
         );
     }

@@ -171,7 +171,7 @@ fn rows_of(session: &SessionReport, uuids: &ShortIds) -> Vec<Row> {
                 None => "GPU not used yet".to_owned(),
             }),
             (unknown > 0)
-                .then(|| format!("{unknown} of these may have ended: that could not be told")),
+                .then(|| format!("{unknown} of these may have ended (not visible from here)")),
         ];
         row(who([index(device.index), Some(uuids.short(device.uuid))]), figures, note(notes))
     };

@@ -266,7 +266,7 @@ impl Model {
         };
         let found = by(|name, wanted| name == wanted)
             .or_else(|| by(|name, wanted| name.starts_with(wanted)));
-        let none = || format!("'{wanted}': there is no such session; 'sluice status' lists them");
+        let none = || format!("'{wanted}': no such session; 'sluice status' lists them");
         self.selected = Some(found.ok_or_else(none)?);
         self.open = true;
         Ok(())

@@ -70,7 +70,7 @@ fn live(
         }
         if let Err(error) = recorded {
             recorder = None;
-            let _ = inputs.send(Input::NoSample(format!("{error}; no more is recorded")));
+            let _ = inputs.send(Input::NoSample(format!("{error}; recording has stopped")));
         }
         next = after(next, interval);
         sleep(next.saturating_duration_since(Instant::now()));

@@ -46,7 +46,7 @@ fn show(
     loop {
         terminal
             .draw(|frame| draw::frame(model, theme, frame))
-            .map_err(|error| Error::system("cannot draw on the terminal", error))?;
+            .map_err(|error| Error::system("cannot write to the terminal", error))?;
         let Ok(first) = receiver.recv() else { return Ok(()) };
         // What has come meanwhile is drawn at once.
         for input in std::iter::once(first).chain(receiver.try_iter()) {

@@ -50,7 +50,7 @@ fn a_hyphen_is_told_what_would_be_accepted() {
         );
     }
     let device = refused(&sluice, &["--fake-gpu", "--device", "-1"]);
-    assert!(device.contains("--device '-1' is no device here: there is 0 (GPU-"), "{device}");
+    assert!(device.contains("--device '-1' is no such device; available: 0 (GPU-"), "{device}");
 }
 
 /// Each is refused with what would be accepted; none is read as something else.
@@ -95,7 +95,7 @@ fn numbers_in_other_forms_are_refused() {
     }
     for value in ["+0", "00", "0x0", "０", "1e0"] {
         let said = refused(&sluice, &["--fake-gpu", "--device", value]);
-        assert!(said.contains("is no device here"), "{value}: {said}");
+        assert!(said.contains("is no such device"), "{value}: {said}");
     }
     let twice = refused(&sluice, &["--mem", "1GiB", "--mem", "2GiB"]);
     assert!(twice.contains("cannot be used multiple times"), "{twice}");

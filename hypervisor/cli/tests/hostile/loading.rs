@@ -113,9 +113,9 @@ fn what_is_no_library_is_not_preloaded() {
     let empty = sluice.folder().join("empty.so");
     fs::write(&empty, "").unwrap();
     for (wrong, problem) in [
-        (Path::new("/etc/passwd"), "no shared library"),
-        (&empty, "no shared library"),
-        (&cut, "its end is missing"),
+        (Path::new("/etc/passwd"), "not a shared library"),
+        (&empty, "not a shared library"),
+        (&cut, "the file is truncated"),
     ] {
         let mut command = sluice.run(&[]);
         let (code, stdout, stderr) =
@@ -171,7 +171,7 @@ fn a_copy_is_made_where_it_may_be_executed() {
         } else {
             assert_eq!(stdout, "");
             assert!(
-                stderr.contains("no copy can be made") && stderr.contains("noexec"),
+                stderr.contains("copying it for them failed") && stderr.contains("noexec"),
                 "{stderr}"
             );
         }

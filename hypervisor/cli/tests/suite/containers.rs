@@ -258,7 +258,10 @@ fn two_containers_are_seen_and_limited_from_the_host() {
         shares == [600_000, 200_000]
     });
     let (code, _, stderr) = run(&["limit", "first", "--device", "7", "--compute", "50"]);
-    assert!(code == 2 && stderr.contains("is not one device that session"), "{stderr}");
+    assert!(
+        code == 2 && stderr.contains("does not name exactly one device that session"),
+        "{stderr}"
+    );
     drop(programs);
 }
 

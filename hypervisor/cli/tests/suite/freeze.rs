@@ -144,7 +144,10 @@ fn a_gpu_is_unhealthy_until_it_is_declared_healthy() {
     assert!(code == 0 && said.contains("is healthy again"), "{said}{stderr}");
     assert_eq!(health().as_deref(), Some("healthy"));
     let (code, said, _) = run(&["healthy", "0"]);
-    assert!(code == 0 && said.ends_with("was not unhealthy\n"), "{said}");
+    assert!(code == 0 && said.ends_with("was already healthy\n"), "{said}");
     let (code, _, stderr) = run(&["healthy", "9"]);
-    assert!(code == 2 && stderr.contains("'9' is not one GPU that the daemon knows"), "{stderr}");
+    assert!(
+        code == 2 && stderr.contains("'9' does not name exactly one GPU of the daemon's"),
+        "{stderr}"
+    );
 }

@@ -131,7 +131,7 @@ fn what_can_only_be_read_is_not_changed() {
         &["healthy", "0"],
     ] {
         let (code, _, stderr) = outcome(far.command(words).env("SLUICE_TOKEN", TOKEN));
-        assert!(code == 2 && stderr.contains("can only be read"), "{words:?}: {stderr}");
+        assert!(code == 2 && stderr.contains("read-only over TCP"), "{words:?}: {stderr}");
     }
 }
 
@@ -222,7 +222,7 @@ fn another_node_is_recorded_also_while_its_daemon_is_away_for_a_while() {
         drop(recording);
         let said = said();
         assert_eq!(said.matches("samples are missing").count(), 1, "{said}");
-        assert!(said.ends_with(&format!("samples are in {file}\n")), "{said}");
+        assert!(said.ends_with(&format!("samples to {file}\n")), "{said}");
     }
     // Who may not read gets no file.
     let far = Far::start(None);

@@ -442,8 +442,7 @@ fn static_program(sluice: &Sluice) -> Option<PathBuf> {
 fn a_program_that_nothing_is_preloaded_into_is_named() {
     let sluice = Sluice::new();
     let Some(program) = static_program(&sluice) else { return };
-    let said =
-        "is linked statically, so no library can be preloaded into it: no limit can hold for it";
+    let said = "is linked statically, so no library can be preloaded into it: no limit can be enforced on it";
     let script = sluice.folder().join("script");
     fs::write(&script, format!("#!{}\n", program.display())).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();

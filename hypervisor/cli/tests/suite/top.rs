@@ -122,14 +122,14 @@ fn devices_and_sessions_are_shown_once_where_there_is_no_terminal() {
         "{detail}"
     );
     let (code, _, stderr) = busy.ask(&sluice, &["top", "--once", "no-such"]);
-    assert!(code == 2 && stderr.contains("'no-such': there is no such session"), "{stderr}");
+    assert!(code == 2 && stderr.contains("'no-such': no such session"), "{stderr}");
     // Without the daemon's word there are no figures of devices; the sessions are there.
     let (code, stdout, _) = outcome(sluice.command().args(["top", "--once", "--daemon", "none"]));
     assert!(
         code == 0 && stdout.contains("no daemon") && stdout.contains(busy.name.as_str()),
         "{stdout}"
     );
-    assert!(stdout.contains("no figures of it"), "{stdout}");
+    assert!(stdout.contains("no figures: start 'hypervisor daemon'"), "{stdout}");
 }
 
 #[test]
@@ -140,9 +140,9 @@ fn what_is_recorded_is_replayed_and_drawn() {
     let (run, plot, picture) = (file("run.jsonl"), file("run.svg"), file("top.svg"));
     let record = ["record", &run, "--for", "1s", "--interval", "200ms", "--session", &busy.name];
     let (code, _, stderr) = busy.ask(&sluice, &record);
-    assert!(code == 0 && stderr.contains(" samples are in "), "{stderr}");
+    assert!(code == 0 && stderr.contains(" samples to "), "{stderr}");
     let (code, _, stderr) = busy.ask(&sluice, &record);
-    assert!(code == 2 && stderr.contains("exists, and is not overwritten"), "{stderr}");
+    assert!(code == 2 && stderr.contains("exists and would be overwritten"), "{stderr}");
     let lines: Vec<Sample> = fs::read_to_string(&run)
         .unwrap()
         .lines()
@@ -172,7 +172,7 @@ fn what_is_recorded_is_replayed_and_drawn() {
     busy.ask(&sluice, &["top", "--once", "--record", &own]);
     assert!(ok(&["top", "--replay", &own]).contains(busy.name.as_str()));
     let (code, _, stderr) = outcome(sluice.command().args(["plot", "/dev/null", "-o", &plot]));
-    assert!(code == 2 && stderr.contains("has no sample in it"), "{stderr}");
+    assert!(code == 2 && stderr.contains("has no samples"), "{stderr}");
 }
 
 /// A terminal of 80 columns and 24 lines with a program in it.
@@ -304,7 +304,7 @@ fn a_recording_says_that_it_waits_for_its_session() {
     record.arg("record").arg(&file).args(["--session", "nosuch", "--daemon", "none"]);
     let (code, _, stderr) = outcome(record.args(["--for", "500ms", "--interval", "100ms"]));
     assert_eq!(code, 0, "{stderr}");
-    let waits = "sluice: no session nosuch yet: waiting for it\n";
+    let waits = "sluice: no session nosuch yet; waiting for it\n";
     assert!(stderr.starts_with(waits) && stderr.lines().count() == 2, "{stderr}");
 }
 

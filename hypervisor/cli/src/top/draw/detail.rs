@@ -64,7 +64,7 @@ fn who(row: &Row<'_>, theme: Theme) -> Vec<Line<'static>> {
         Span::styled(state, style),
     ];
     let command = row.command.unwrap_or(if row.is_unseen() {
-        "its pages are not seen from here: the daemon tells of its time"
+        "its pages are not visible from here; the daemon reports its time"
     } else {
         "?"
     });

@@ -9,18 +9,18 @@ use super::super::model::{Mode, Model};
 use super::{LEAST_WIDTH, Theme, detail, list};
 
 const HELP: [&str; 12] = [
-    "up, down      choose a session (also k, j, page up, page down, home, end)",
-    "enter         its processes and its history; esc goes back",
-    "/             show only sessions with these letters; esc shows all",
-    "s, r          sort by something else; the other way round",
+    "up, down      select a session (also k, j, page up, page down, home, end)",
+    "enter         show its processes and history; esc goes back",
+    "/             show only sessions whose name contains these letters; esc shows all",
+    "s, r          sort by another column; reverse the order",
     "l             change its limits",
-    "f             freeze it, or let it go on",
-    "space         stop here; in a replay, go on",
-    "left, right   in a replay: one sample back, or on",
+    "f             freeze it, or thaw it",
+    "space         pause; in a replay, resume",
+    "left, right   in a replay: one sample back or forward",
     "q             end",
     "",
     "Bars are the share of the last 10 s; the mark is the limit. * is frozen. Times are UTC.",
-    "Any key closes this.",
+    "Press any key to close.",
 ];
 
 /// The most lines that the foot has.
@@ -101,8 +101,8 @@ fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
                 Some(error) => Line::styled(limits::Shown(error).to_string(), theme.trouble()),
                 None => Line::styled(
                     format!(
-                        "now: {}; type a share such as 50, a size such as 4GiB, or options; enter goes on, esc \
-                         changes nothing",
+                        "now: {}; type a share such as 50, a size such as 4GiB, or options; enter continues, esc \
+                         cancels",
                         model.present_limits()
                     ),
                     theme.head(),
@@ -115,7 +115,7 @@ fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
             vec![
                 Line::from(limits::Shown(model.selected().map_or("", |row| row.name)).to_string()),
                 Line::styled(format!("sluice {}", limits::Shown(line)), theme.title()),
-                Line::from("y does it, n does not"),
+                Line::from("y confirms, n cancels"),
             ],
         ),
     };

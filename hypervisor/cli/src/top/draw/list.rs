@@ -51,7 +51,7 @@ impl Columns {
 /// The first line: what is seen, and when.
 pub(super) fn title(model: &Model, theme: Theme) -> Line<'static> {
     let Some(sample) = &model.sample else {
-        return Line::from("sluice top: looking at the node");
+        return Line::from("sluice top: reading the node");
     };
     let sessions = sample.status.sessions.len() + sample.status.elsewhere.len();
     let count = |number: usize, what: &str| {
@@ -131,7 +131,7 @@ pub(super) fn body(model: &Model, theme: Theme, width: usize) -> Vec<(Option<Key
     lines.extend(rest.map(|row| (Some(row.key.clone()), session(row, theme, width))));
     if rows.is_empty() {
         let why =
-            if model.filter.is_empty() { "no sessions" } else { "no session fits the filter" };
+            if model.filter.is_empty() { "no sessions" } else { "no session matches the filter" };
         lines.push((None, Line::from(format!("  {why}"))));
     }
     lines
@@ -208,7 +208,7 @@ fn device(model: &Model, device: &DeviceSample, theme: Theme, width: usize) -> V
     if device.sm_percent.is_some() || device.memory_used_bytes.is_some() {
         lines.push(second_line(model, device, theme, width));
     } else if matches!(device.source, FigureSource::Driver | FigureSource::Session) {
-        lines.push(Line::styled("  no figures of it: they need 'hypervisor daemon'", theme.head()));
+        lines.push(Line::styled("  no figures: start 'hypervisor daemon'", theme.head()));
     }
     if let Some(trouble) = &device.trouble {
         lines.push(Line::styled(format!("  {}", Shown(trouble)), theme.trouble()));
@@ -219,7 +219,7 @@ fn device(model: &Model, device: &DeviceSample, theme: Theme, width: usize) -> V
         overcommitted.map(|gpu| Line::styled(format!("  {}", Shown(&gpu.notice)), theme.waiting())),
     );
     if device.unknown_processes > 0 {
-        let text = format!("  processes that no session knows: {}", device.unknown_processes);
+        let text = format!("  processes outside any session: {}", device.unknown_processes);
         lines.push(Line::styled(text, theme.trouble()));
     }
     lines

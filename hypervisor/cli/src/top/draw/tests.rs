@@ -66,7 +66,7 @@ fn a_small_terminal_shows_devices_sessions_and_keys() {
         " 70 % ",
         "4.0/16.0 GiB",
         "UNHEALTHY: XID 79",
-        "processes that no session knows: 2",
+        "processes outside any session: 2",
         "*train",
         "45.0 %",
         "6.0/8.0 GiB",
@@ -154,7 +154,7 @@ fn one_session_is_shown_with_its_processes_and_what_happened_to_it() {
     // One that only the daemon knows.
     model.open_session("web").unwrap();
     let text = lines(&on(&model, COLOR, 80, 24)).join("\n");
-    assert!(text.contains("not seen from here") && text.contains("no process"), "{text}");
+    assert!(text.contains("not visible from here") && text.contains("no process"), "{text}");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn what_is_asked_stands_in_front() {
     press(&mut model, KeyCode::Esc);
     press(&mut model, KeyCode::Char('f'));
     let text = lines(&on(&model, PLAIN, 80, 24)).join("\n");
-    assert!(text.contains("sluice thaw 1-train") && text.contains("y does it"), "{text}");
+    assert!(text.contains("sluice thaw 1-train") && text.contains("y confirms"), "{text}");
     press(&mut model, KeyCode::Char('n'));
     press(&mut model, KeyCode::Char('?'));
     assert!(lines(&on(&model, PLAIN, 80, 24)).join("\n").contains("change its limits"));
@@ -189,7 +189,7 @@ fn what_is_asked_stands_in_front() {
     press(&mut model, KeyCode::Char('/'));
     press(&mut model, KeyCode::Char('z'));
     let lines = lines(&on(&model, PLAIN, 80, 24));
-    assert!(lines.join("\n").contains("no session fits") && lines[23].starts_with("/z_"));
+    assert!(lines.join("\n").contains("no session matches") && lines[23].starts_with("/z_"));
 }
 
 #[test]

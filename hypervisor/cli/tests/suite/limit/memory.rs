@@ -33,10 +33,7 @@ fn a_running_program_is_given_more_and_less() {
     // The session is named by the program's own id; the limit is below what is in use.
     let (code, stdout, _) = limit(&sluice, &program.pid.to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 0);
-    assert!(
-        stdout.contains("2.5 GiB is in use: growth is refused until 1.5 GiB of it"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("2.5 GiB is in use: allocations fail until 1.5 GiB of it"), "{stdout}");
     assert_eq!(program.tell("take 1"), REFUSED);
     let memory = &device_of(&sluice, &program)["memory"];
     assert_eq!(memory["limit"], GIB);
@@ -44,7 +41,7 @@ fn a_running_program_is_given_more_and_less() {
     assert_eq!((&memory["over"], &memory["left"]), (&Value::from(GIB + CONTEXT), &Value::from(0)));
     assert_eq!(memory["growth_refused"], true);
     let lines = lines_of(&sluice, &program);
-    assert!(lines.contains("OVER by 1.5 GiB: growth refused"), "{lines}");
+    assert!(lines.contains("OVER by 1.5 GiB: allocations fail"), "{lines}");
 
     // It keeps what it has. What it gives back, it may take again.
     assert_eq!(program.tell("give"), DONE);
@@ -91,10 +88,10 @@ fn a_memory_limit_comes_and_goes_while_the_program_runs() {
         // Below what is in use.
         let (code, stdout, _) = limit(&sluice, &program.name(), &["--mem", "5GiB"]);
         assert_eq!(code, 0);
-        assert!(stdout.contains("6.0 GiB is in use: growth is refused until 1.0 GiB"), "{stdout}");
+        assert!(stdout.contains("6.0 GiB is in use: allocations fail until 1.0 GiB"), "{stdout}");
         assert_eq!(program.tell("take 2"), REFUSED);
         let lines = lines_of(&sluice, &program);
-        assert!(lines.contains("OVER by 1.0 GiB: growth refused"), "{lines}");
+        assert!(lines.contains("OVER by 1.0 GiB: allocations fail"), "{lines}");
         // All that it took before there was a limit is known, and can be given back.
         for _ in 0..3 {
             assert_eq!(program.tell("give"), DONE);

@@ -35,7 +35,7 @@ fn a_damaged_page_is_named_and_stops_nothing_else() {
     assert_eq!(program.tell("info"), "1024 512");
 }
 
-const OTHER_UNUSED: &str = "is not one device that session";
+const OTHER_UNUSED: &str = "does not name exactly one device that session";
 
 #[test]
 fn what_cannot_be_changed_is_refused_and_named() {
@@ -55,7 +55,7 @@ fn what_cannot_be_changed_is_refused_and_named() {
         (&["--no-mem", "--mem", "1GiB"], 2, "--no-mem"),
         (&["--weight", "0"], 2, "--weight"),
         (&["--device", "1", "--mem", "1GiB"], 2, OTHER_UNUSED),
-        (&["--device", "9", "--mem", "1GiB"], 2, "is no device here"),
+        (&["--device", "9", "--mem", "1GiB"], 2, "is no such device"),
         (&["--device", "GPU-77", "--mem", "1GiB"], 2, OTHER_UNUSED),
     ];
     for (options, expected, named) in cases {
@@ -79,5 +79,5 @@ fn what_cannot_be_changed_is_refused_and_named() {
     // A process in no session.
     let (code, _, stderr) = limit(&sluice, &std::process::id().to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("what can be limited is what 'sluice run' starts"), "{stderr}");
+    assert!(stderr.contains("start it with 'sluice run'"), "{stderr}");
 }

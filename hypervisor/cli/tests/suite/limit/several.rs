@@ -33,6 +33,6 @@ fn a_program_is_waited_for_where_it_computes_only() {
     }
     let (code, _, stderr) = limit(&sluice, &program.name(), &["--compute", "25"]);
     kill_process(pid, Signal::CONT).unwrap();
-    let named = format!("have not said that they go by them: {}\n", program.pid);
+    let named = format!("have not confirmed them: {}\n", program.pid);
     assert!(code == 0 && stderr.ends_with(&named), "{stderr}");
 }

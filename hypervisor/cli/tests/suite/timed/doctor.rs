@@ -40,6 +40,6 @@ fn the_doctor_does_not_judge_a_busy_gpu() {
     drop(neighbour.stdout.take());
     let _ = neighbour.wait().unwrap();
     assert_eq!((code, stderr.as_str()), (75, ""), "{stdout}");
-    let found = "busy     compute share  the GPU is busy: cannot judge";
+    let found = "busy     compute share  the GPU is too busy to judge";
     assert!(stdout.contains(found) && !stdout.contains("limits hold."), "{stdout}");
 }
