@@ -27,7 +27,7 @@ use tracing::level_filters::LevelFilter;
     name = "hypervisor",
     version,
     after_help = "\
-'--version --verbose' tells what it was built from, as 'hypervisor version --verbose' does."
+'--version --verbose' also prints the build, as 'hypervisor version --verbose' does."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -60,7 +60,7 @@ enum Command {
         /// Private key of the certificate: PEM, owned by this user or root, mode 600
         #[arg(long, value_name = "FILE", requires = "tls_cert")]
         tls_key: Option<PathBuf>,
-        /// Action for a process that uses a GPU outside of any session, so that nothing limits it: report it; hold the
+        /// Action for a process that uses a GPU outside any session, and so without limits: report it; hold the
         /// sessions on that GPU until it has gone; or kill it (SIGTERM, after 10 s SIGKILL)
         #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Report)]
         unknown_processes: Policy,
@@ -212,7 +212,7 @@ enum Command {
 
 /// A factor of 1 and more, in hundredths.
 fn hundredths(text: &str) -> Result<u32, String> {
-    let wrong = || format!("{text:?} is no factor: 1 to 100 is accepted, with up to two decimals");
+    let wrong = || format!("{text:?} is not a factor: expected 1 to 100, with up to two decimals");
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if whole.is_empty() || part.len() > 2 || !digits(whole) || !digits(part) {
@@ -337,7 +337,7 @@ fn main() -> ExitCode {
         }
         Command::KeepImagePreloads { allocations } => {
             if let Err(error) = node::keep_image_preloads(allocations, io::stdin()) {
-                let line = format!("hypervisor: what the image preloads is not kept: {error}");
+                let line = format!("hypervisor: the image's own preloads are lost: {error}");
                 _ = writeln!(io::stderr(), "{line}");
             }
             ExitCode::SUCCESS
@@ -392,7 +392,7 @@ fn check_node(options: &node::Options, nvml: Option<&Path>, json: bool) -> ExitC
     let told = hypervisor::check_node(options, nvml).map_err(|error| error.to_string());
     let told = told.and_then(|report| {
         let healthy = "Nothing is broken: hypervisor node can run here.";
-        let broken = "hypervisor node cannot do its work here.";
+        let broken = "hypervisor node cannot run here.";
         let text = if json {
             serde_json::to_string_pretty(&report).map_err(|error| error.to_string())? + "\n"
         } else {
@@ -455,7 +455,7 @@ mod tests {
         }
         for text in ["", "0.5", "-1", "1.125", "100.01", ".5", "1e3", "x", "99999999999"] {
             let said = hundredths(text).unwrap_err();
-            assert!(said.contains("1 to 100 is accepted"), "{text}: {said}");
+            assert!(said.contains("expected 1 to 100"), "{text}: {said}");
         }
     }
 }

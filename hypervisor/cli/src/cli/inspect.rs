@@ -12,9 +12,9 @@ use crate::completion::sessions;
 /// Arguments of `sluice status`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-MEMORY is what is in use, OF its limit. SHARE is the limit of GPU time, LAST 10 s and SO FAR what was
-delivered of the device's time. WAITED adds up how long the session's processes had work queued and held
-no lease. '-' means no limit, or not known.
+MEMORY is the memory in use, OF the memory limit. SHARE is the compute share; LAST 10 s and SO FAR are the
+shares of GPU time delivered. WAITED adds up how long the session's processes had work queued but no
+lease. '-' means no limit, or unknown.
 
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {
@@ -36,7 +36,7 @@ pub struct StatusArgs {
         value_parser = pause)]
     pub watch: Option<Duration>,
 
-    /// Print this session page, or a copy of one, with all processes that it names.
+    /// Print this session page, or a copy of one, with every process that it lists.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["session", "all"])]
     pub page: Option<PathBuf>,
 
@@ -52,8 +52,8 @@ Examples:
   sluice explain train
   sluice explain 4711
 
-Exit status: 0 when nothing stands in its way; 1 when something does; 2 wrong usage; 70 the system
-refused something.")]
+Exit status: 0 if nothing holds it back; 1 if something does; 2 wrong usage; 70 a system call
+failed.")]
 pub struct ExplainArgs {
     /// The session: its name or a prefix of it, its container's name or id, or any process id.
     #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
@@ -74,9 +74,9 @@ pub struct ExplainArgs {
 Example:
   sluice healthy 0
 
-'sluice status' names the GPUs that are unhealthy, and why. What the GPU shows from now on counts.
+'sluice status' names the unhealthy GPUs and the reasons. A new fault makes the GPU unhealthy again.
 
-Exit status: 0 when it is healthy; 2 wrong usage, or not allowed: root and the daemon's own user may; 70 no daemon
+Exit status: 0 if it is healthy; 2 wrong usage, or neither root nor the daemon's own user asks; 70 no daemon
 answers.")]
 pub struct HealthyArgs {
     /// The GPU, by its index in nvidia-smi or its UUID.
@@ -91,10 +91,10 @@ pub struct HealthyArgs {
 /// Arguments of `sluice doctor`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Runs two small programs under limits: one takes memory until it is refused, one keeps the GPU busy for
-two seconds. Both have to be held to their limits.
+Runs two small programs under limits: one allocates until it is refused, one keeps the GPU busy for
+two seconds. Both must stay within their limits.
 
-Exit status: 0 when nothing is broken; 1 when something is; 2 wrong usage.")]
+Exit status: 0 if nothing is broken; 1 if something is; 2 wrong usage.")]
 pub struct DoctorArgs {
     /// Print one JSON document: docs/api/doctor.schema.json.
     #[arg(long)]
@@ -112,7 +112,7 @@ pub struct DoctorArgs {
 /// Arguments of `sluice hooks`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Exit status: 0 when every function that the driver has is patched, 1 when one is not; others as for
+Exit status: 0 if every function that the driver has is patched; 1 if one is not; others as for
 'sluice run'.")]
 pub struct HooksArgs {
     /// Print one JSON document: docs/api/hooks.schema.json.
@@ -127,9 +127,9 @@ pub struct HooksArgs {
 /// Arguments of `sluice prune`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Removes this user's sessions that have no owner and no process any more; root's own, not those of others.
-A session in use is never removed. Sessions of programs that were started without 'sluice run' lose the
-limits that 'sluice limit' gave them, and the account of what they used.")]
+Removes the sessions of the calling user that have neither an owner nor a process left. A session in use
+is never removed. Sessions of programs that were started without 'sluice run' lose the limits that
+'sluice limit' gave them, and the account of what they used.")]
 pub struct PruneArgs {
     /// Remove only sessions that no process has started to use for this time, as in 90s, 10min or 2h; at least 1min.
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = age)]

@@ -13,11 +13,11 @@ use crate::completion::sessions;
 /// Arguments of `sluice top`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Keys: '?' shows them. A limit is changed, and a session is frozen, only after 'y'.
+Press '?' for the keys. Limits are changed and sessions frozen only after 'y'.
 
-Figures of devices come from the daemon. Without one the sessions are shown all the same. Where the
-output is no terminal, or TERM is 'dumb', it is as with --once. COLUMNS sets the width then. NO_COLOR
-is heeded. In a container it shows the container's own sessions.")]
+Figures of devices come from the daemon; without one, only the sessions are shown. If the output is
+not a terminal, or TERM is 'dumb', top behaves as with --once and takes its width from COLUMNS.
+NO_COLOR turns colors off. In a container, top shows the container's own sessions.")]
 pub struct TopArgs {
     /// Show only this session, given by its name or a prefix of it, or its container's name or id.
     #[arg(value_name = "SESSION|CONTAINER", add = sessions())]
@@ -62,11 +62,10 @@ Examples:
   sluice plot run.jsonl -o run.svg
   sluice top --replay run.jsonl
 
-A line of JSON for each moment: docs/api/record.schema.json. It ends after --for, with its session, or when
-it is interrupted.
+Each sample is one line of JSON: docs/api/record.schema.json. Recording ends after --for, with its
+session, or when interrupted.
 
-Exit status: 0 when it has ended in one of these ways; 2 wrong usage, or the file exists; 70 the system
-refused something.")]
+Exit status: 0 after any of these ends; 2 wrong usage, or the file exists; 70 a system call failed.")]
 pub struct RecordArgs {
     /// The file to create; without --keep it must not exist.
     #[arg(value_name = "FILE")]
@@ -97,9 +96,9 @@ pub struct RecordArgs {
 /// Arguments of `sluice plot`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Draws share, memory and waiting of each session over time, device by device.
+Plots share, memory and waiting of each session over time, device by device.
 
-Exit status: 0 when it is drawn; 2 wrong usage, or no recording; 70 the system refused something.")]
+Exit status: 0 if the plot was written; 2 wrong usage, or not a recording; 70 a system call failed.")]
 pub struct PlotArgs {
     /// A recording of 'sluice record' or 'sluice top --record'.
     #[arg(value_name = "FILE")]

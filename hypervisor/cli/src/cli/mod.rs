@@ -96,7 +96,7 @@ pub enum Command {
 /// Arguments of `sluice version`.
 #[derive(Debug, Clone, Args)]
 pub struct VersionArgs {
-    /// Also print commit, build, features and hook engine, of the library too.
+    /// Also print commit, build, features and hook engine, for the library too.
     #[arg(long, short)]
     pub verbose: bool,
 }
@@ -106,7 +106,7 @@ pub struct VersionArgs {
 pub enum ConfigCommand {
     /// Check the files with profiles: /etc/sluice/config.toml and ~/.config/sluice/config.toml.
     #[command(after_help = "\
-Exit status: 0 when nothing is wrong; 2 when something is; 70 a file cannot be read.")]
+Exit status: 0 if nothing is wrong; 2 if something is; 70 if a file cannot be read.")]
     Check {
         /// Check this file instead.
         #[arg(value_name = "FILE")]
@@ -132,11 +132,11 @@ pub struct ManArgs {
 /// Arguments of `sluice demo`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Uses the first GPU, or one simulated in software where there is none. Exit status: 0 when every
-limit held (shares within 4 points, memory stopped at the limit), 1 when one did not; others as for
+Uses the first GPU, or a simulated one if there is none. Exit status: 0 if every limit held
+(shares within 4 points, memory stopped at the limit); 1 if one did not; others as for
 'sluice run'.")]
 pub struct DemoArgs {
-    /// Seconds for which both programs run side by side.
+    /// How many seconds both programs run side by side.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
 
@@ -161,14 +161,14 @@ Examples:
   sluice run --profile small -- ./infer
   sluice run --mem 1GiB -- nvidia-smi
 
-The program and all processes it starts share the limits. Without --daemon the daemon at the
-default socket is used if one answers.
+The program and all processes it starts share the limits. Without --daemon, the daemon at the
+default socket is used if it answers.
 
-Exit status: the program's own; 128 + n when signal n killed it; 2 wrong usage; 3 no NVIDIA
-driver or GPU; 4 a part of Sluice is missing; 70 the system refused something; 126 the program
-cannot be run; 127 it was not found.")]
+Exit status: the program's own; 128 + n if signal n killed it; 2 wrong usage; 3 no NVIDIA
+driver or GPU; 4 a part of Sluice is missing; 70 a system call failed; 126 the program cannot
+be run; 127 it was not found.")]
 pub struct RunArgs {
-    /// What the program may take.
+    /// The program's limits.
     #[command(flatten)]
     pub limits: LimitArgs,
 
@@ -277,13 +277,13 @@ Examples:
   sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --burst 80
   sluice limit 4711 --no-mem --policy none
 
-Changes the devices that the session has used, or all of its devices if it has used none; on others it
-gets what it was started with. Limits
-can be set for a session that was started without, and taken away. A memory limit below what is in
-use refuses growth; nothing is taken away.
+Changes the devices that the session has used, or all of its devices if it has used none; on other
+devices the session keeps the limits it was started with. A session that was started without limits
+can get some, and limits can be removed. If the new memory limit is below current use, allocations
+fail until memory is freed; nothing is taken away.
 
-Exit status: 0 when it was changed; 2 wrong usage; 3 no NVIDIA driver or GPU where one has to be
-asked; 70 the system refused something, or a page is damaged.")]
+Exit status: 0 if the limits were changed; 2 wrong usage; 3 an NVIDIA driver or GPU is needed, and
+there is none; 70 a system call failed, or a page is damaged.")]
 pub struct LimitArguments {
     /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
     /// processes.
@@ -294,7 +294,7 @@ pub struct LimitArguments {
     #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Option<String>,
 
-    /// The new limits; limits that are not given stay as they are.
+    /// The new limits; the others stay as they are.
     #[command(flatten)]
     pub limits: LimitArgs,
 
@@ -331,11 +331,11 @@ Examples:
   sluice freeze train
   sluice thaw 4711
 
-The daemon grants a frozen session no more GPU time; what its programs launch waits. The session needs
-a compute share on each of its devices. Its memory stays where it is. A session is forgotten with its last
-process, and runs when it comes again.
+The daemon grants a frozen session no more GPU time, and work that its programs launch waits. The
+session needs a compute share on each of its devices. Its memory stays where it is. Once its last
+process ends, a session is forgotten: a later one of that name is not frozen.
 
-Exit status: 0 when it is frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
+Exit status: 0 if it is now frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
 answers.")]
 pub struct FreezeArguments {
     /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
