@@ -97,7 +97,7 @@ impl ConnectionCounts {
                 own,
                 all = self.by_all,
                 refused = self.refused,
-                "too many connections"
+                "refused connections: the user has too many"
             );
             self.refused = 0;
             self.said = Some(Instant::now());

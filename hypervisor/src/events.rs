@@ -109,8 +109,8 @@ impl Ring {
         let is_first = !core::mem::replace(&mut flow.left_out, true);
         let who = happened
             .owner
-            .map_or("what happens to devices".to_owned(), |owner| format!("user {}", owner.uid));
-        let message = format!("{who} causes too many events: some are left out from here on");
+            .map_or("device events".to_owned(), |owner| format!("user {}", owner.uid));
+        let message = format!("{who} causes too many events; some are left out from here on");
         is_first.then(|| Happened {
             message: Some(message),
             ..Happened::for_owner(EventKind::Lost, happened.owner)
@@ -173,7 +173,7 @@ impl Events {
     pub(crate) fn place(self: &Arc<Self>, uid: u32) -> Result<Place, CallRefused> {
         let mut readers = self.readers();
         let own = readers.get(&uid).copied().unwrap_or(0);
-        check_fair_part("readers of events", uid, (own, readers.values().sum()), READERS)?;
+        check_fair_part("event streams", uid, (own, readers.values().sum()), READERS)?;
         *readers.entry(uid).or_insert(0) += 1;
         Ok(Place { events: Arc::clone(self), uid })
     }

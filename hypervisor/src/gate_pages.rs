@@ -155,7 +155,7 @@ pub(super) async fn named(caller: &Caller, register: &Register) -> Option<PeerGa
 
 fn said(caller: &Caller, reason: &dyn core::fmt::Display) {
     let (pid, uid) = (caller.pid, caller.owner.uid);
-    tracing::debug!(pid, uid, %reason, "leases end when they end");
+    tracing::debug!(pid, uid, %reason, "leases do not end early");
 }
 
 #[cfg(test)]

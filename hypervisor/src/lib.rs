@@ -114,7 +114,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Passed(#[from] PassedError),
     /// The socket's folder cannot be made, or cannot be trusted.
-    #[error("the folder of {socket}: {source}", socket = socket.display())]
+    #[error("the directory of {socket}: {source}", socket = socket.display())]
     Folder {
         /// The socket.
         socket: PathBuf,
@@ -170,7 +170,7 @@ fn allow_many_files() {
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        tracing::warn!(?current, %error, "few processes can be served: no more files may be open");
+        tracing::warn!(?current, %error, "cannot raise the limit of open files, so only few processes can be served");
     }
 }
 
@@ -242,7 +242,8 @@ fn beginning(options: &Options, socket: &Path) -> Result<Option<Beginning>, Daem
                 Beginning::read(taken).map_err(|source| DaemonError::State { folder, source })?
             }
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "nothing will survive a restart");
+                tracing::warn!(folder = %folder.display(), %error, "cannot keep state: sessions and accounts will not \
+                    survive a restart");
                 return Ok(None);
             }
         },

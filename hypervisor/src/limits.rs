@@ -158,14 +158,14 @@ mod tests {
             |has, more| check_fair_parts("devices", 7, has, more, 256).unwrap_err().to_string();
         assert_eq!(
             refused((0, 384), 1),
-            "user 7 has 0 devices here and asks for 1 more: other users have taken the others"
+            "user 7 has 0 devices and asks for 1 more, but other users hold the rest"
         );
         assert_eq!(
             refused((0, 256), 5),
-            "user 7 has 0 devices here and asks for 5 more: other users have taken the others"
+            "user 7 has 0 devices and asks for 5 more, but other users hold the rest"
         );
         assert!(check_fair_parts("devices", 7, (0, 256), 4, 256).is_ok());
-        assert!(refused((128, 128), 1).contains("as many as are left for everybody else"));
+        assert!(refused((128, 128), 1).contains("as many as are left for all other users"));
     }
 
     #[test]

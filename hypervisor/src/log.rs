@@ -189,7 +189,7 @@ fn write(lines: Receiver<Vec<u8>>, mut to: impl Write, format: Format) {
     for line in lines {
         let lost = lines_lost();
         if lost > told {
-            let words = format!("hypervisor: {} lines of the log were lost", lost - told);
+            let words = format!("hypervisor: {} log lines were lost", lost - told);
             if to.write_all(format.line(Level::WARN, &words).as_bytes()).is_ok() {
                 told = lost;
             }

@@ -171,7 +171,7 @@ impl PageMemory {
         let mut seen = Looked::default();
         match directory::list() {
             Ok(listing) => seen.look_here(&listing.sessions, core.own()),
-            Err(error) => tracing::debug!(%error, "the sessions' pages cannot be listed"),
+            Err(error) => tracing::debug!(%error, "cannot list the sessions' pages"),
         }
         let registered = core.registered();
         seen.sample.names = names(&registered);
@@ -323,10 +323,7 @@ impl<T: Send + 'static> Errands<T> {
         match back.recv_timeout(self.patience) {
             Ok(seen) => seen,
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!(
-                    session = what.1,
-                    "its pages cannot be looked at: it takes too long"
-                );
+                tracing::warn!(session = what.1, "reading the session's pages takes too long");
                 self.away.insert(what, back);
                 None
             }

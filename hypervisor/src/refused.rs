@@ -11,10 +11,10 @@ use poem::http::StatusCode;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallRefused {
     /// The caller uses another version of the protocol.
-    #[error("protocol {0} is not spoken here: {known} is", known = protocol::VERSION)]
+    #[error("protocol {0}: expected {known}", known = protocol::VERSION)]
     Protocol(u32),
     /// A session's name is not usable.
-    #[error("session name {0:?}: 1 to 253 bytes without control characters are accepted")]
+    #[error("session name {0:?}: expected 1 to 253 bytes without control characters")]
     SessionName(String),
     /// An impossible quota.
     #[error("device {uuid}: {problem}")]
@@ -25,7 +25,7 @@ pub enum CallRefused {
         problem: OutOfRange,
     },
     /// The call is about one device and has the quota of another.
-    #[error("device {asked}: the quota sent along is that of {quota}")]
+    #[error("device {asked}: the call carries the quota of device {quota}")]
     QuotaOfAnother {
         /// The device of the call.
         asked: GpuId,
@@ -33,14 +33,14 @@ pub enum CallRefused {
         quota: GpuId,
     },
     /// A device is named twice in one registration.
-    #[error("device {0} is named twice")]
+    #[error("device {0} is named twice; expected once")]
     NamedTwice(GpuId),
     /// No device, or too many.
-    #[error("{0} devices: 1 to {limit} are accepted", limit = protocol::MAX_DEVICES)]
+    #[error("{0} devices; expected 1 to {limit}", limit = protocol::MAX_DEVICES)]
     DeviceCount(usize),
     /// A session names more devices than one registration may.
     #[error(
-        "session {session:?} has {own} devices, and would have {more} more: {limit} are accepted",
+        "session {session:?} has {own} devices and asks for {more} more; expected at most {limit}",
         limit = protocol::MAX_DEVICES
     )]
     SessionDevices {
@@ -52,7 +52,7 @@ pub enum CallRefused {
         more: usize,
     },
     /// The node has no such device.
-    #[error("device {uuid} is not one of this node's: {}", listed(present))]
+    #[error("device {uuid} is not on this node; available: {}", listed(present))]
     NoSuchDevice {
         /// The device.
         uuid: GpuId,
@@ -60,7 +60,7 @@ pub enum CallRefused {
         present: Vec<GpuId>,
     },
     /// One user has asked for the daemon's state too often without reading the answers.
-    #[error("user {uid} has not read {own} answers about the state yet: no more are sent")]
+    #[error("user {uid} has {own} unread answers about the state; read one before asking again")]
     StatusNotRead {
         /// The user.
         uid: u32,
@@ -69,7 +69,7 @@ pub enum CallRefused {
     },
     /// One user has as many items as are left for all others.
     #[error(
-        "user {uid} has {own} {what} here, as many as are left for everybody else: no more are served"
+        "user {uid} has {own} {what}, as many as are left for all other users; close some first"
     )]
     TooMany {
         /// Which items.
@@ -80,9 +80,7 @@ pub enum CallRefused {
         own: usize,
     },
     /// One user asks for items when nearly all belong to others.
-    #[error(
-        "user {uid} has {own} {what} here and asks for {more} more: other users have taken the others"
-    )]
+    #[error("user {uid} has {own} {what} and asks for {more} more, but other users hold the rest")]
     TakenByOthers {
         /// Which items.
         what: &'static str,
@@ -95,7 +93,7 @@ pub enum CallRefused {
     },
     /// The worker is not known: it never existed, it has ended, the daemon was restarted, or it belongs to another
     /// process, which is not to be told.
-    #[error("worker {0} is not known: register first")]
+    #[error("worker {0} is unknown; register first")]
     UnknownWorker(u64),
     /// The worker's session has no quota on that device.
     #[error("device {0} was not named when this worker was registered")]
@@ -104,18 +102,16 @@ pub enum CallRefused {
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
     NoLimit(GpuId),
     /// No such session is known, or it belongs to another user, who is not to be told.
-    #[error("session {0} is not known")]
+    #[error("session {0} is unknown")]
     UnknownSession(u64),
     /// Only an operator may do this.
-    #[error("only root and the daemon's own user may say whether a device is healthy")]
+    #[error("only root and the daemon's own user may declare a device healthy")]
     NotOperator,
     /// The daemon has never seen the device.
-    #[error("device {0} is not observed")]
+    #[error("the daemon does not observe device {0}")]
     NotObserved(GpuId),
     /// The session cannot be kept from a device.
-    #[error(
-        "session {session:?} has no compute share on device {device}: it asks for no lease there, so it cannot be frozen"
-    )]
+    #[error("session {session:?} has no compute share on device {device}, so it cannot be frozen")]
     NoTimeLimit {
         /// The session.
         session: String,
@@ -124,8 +120,8 @@ pub enum CallRefused {
     },
     /// The same, but its pages limit it there: its processes have not told the daemon of that.
     #[error(
-        "session {session:?} was given a compute share on device {device}, but none of its programs has used the device \
-         since: the daemon does not know of the limit yet, so it cannot freeze the session"
+        "session {session:?} cannot be frozen yet: none of its programs has used device {device} since the compute \
+         share was set, so the daemon does not know of it"
     )]
     LimitNotTold {
         /// The session.

@@ -87,8 +87,8 @@ pub enum RemoteError {
     },
     /// Others can read a secret, or have written it.
     #[error(
-        "the {what} in {file}: it belongs to user {uid} and has mode {mode:03o}: a file of user {own} \
-         or root that nobody else may read (mode 600) is accepted",
+        "the {what} in {file}: owned by user {uid} with mode {mode:03o}; expected a file of user {own} or root with \
+         mode 600",
         file = file.display()
     )]
     NotSecret {
@@ -215,11 +215,11 @@ impl RemoteListener {
         let listener = listener.with_pace(OPENED);
         let address = listener.local_addr().map_err(bind)?;
         let encrypted = tls.is_some();
-        tracing::info!(encrypted, %address, "the state can be read with the token");
+        tracing::info!(encrypted, %address, "serving the state to callers with the token");
         if !encrypted && !address.ip().is_loopback() {
             tracing::warn!(
                 %address,
-                "the token and the answers go over the network unencrypted: --tls-cert and --tls-key encrypt them"
+                "the token and the answers cross the network unencrypted; use --tls-cert and --tls-key to encrypt them"
             );
         }
         Ok(Self { listener, tls, token })
@@ -255,14 +255,12 @@ impl<E: Endpoint> Endpoint for Guarded<E> {
 
     async fn call(&self, mut request: Request) -> poem::Result<E::Output> {
         if request.method() != Method::GET {
-            let problem = "over TCP the state can only be read: a process registers, and limits are \
-                           changed, over the daemon's Unix socket";
-            let accepted = "GET here; other calls over the Unix socket";
+            let problem = "the daemon is read-only over TCP: register processes and change limits over its Unix socket";
+            let accepted = "GET over TCP; other calls over the Unix socket";
             return Err(turned_away(StatusCode::FORBIDDEN, problem, accepted));
         }
         if !self.token.token.is_in(request.headers()) {
-            let problem =
-                "the token is missing or wrong: `Authorization: Bearer` with it is accepted";
+            let problem = "the token is missing or wrong; expected `Authorization: Bearer TOKEN`";
             let accepted = "the header `Authorization: Bearer` with the daemon's token";
             return Err(turned_away(StatusCode::UNAUTHORIZED, problem, accepted));
         }

@@ -24,17 +24,14 @@ const LAST_WORD: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 pub enum PassedError {
     /// Too many, or not even one that can be used.
-    #[error("{0} sockets are passed by LISTEN_FDS: one Unix stream socket is accepted")]
+    #[error("LISTEN_FDS passes {0} sockets; expected one Unix stream socket")]
     Count(usize),
     /// It is of another kind.
-    #[error(
-        "the socket that is passed by LISTEN_FDS: {0}: a listening Unix stream socket is accepted"
-    )]
+    #[error("the socket that LISTEN_FDS passes: {0}; expected a listening Unix stream socket")]
     Kind(io::Error),
     /// It is at no path, or somewhere else than the user wants.
     #[error(
-        "the socket that is passed by LISTEN_FDS is at {found}, and --socket says {wanted}: the same \
-         path, or no --socket, is accepted"
+        "LISTEN_FDS passes the socket {found}, but --socket names {wanted}; name the same path, or leave --socket out"
     )]
     Elsewhere {
         /// Where it is.
@@ -122,8 +119,8 @@ fn tell(core: &Core, end: &Receiver<()>) {
             }
             // Who is watched and says nothing is started anew.
             Err(stuck) => {
-                tracing::error!(%stuck, "the service manager is not told that the daemon is well");
-                let status = format!("Does not serve: {stuck}");
+                tracing::error!(%stuck, "not signalling the watchdog, because the daemon cannot serve");
+                let status = format!("Cannot serve: {stuck}");
                 said(&[NotifyState::Status(&status)]);
                 told = None;
             }
@@ -149,6 +146,6 @@ fn said(states: &[NotifyState<'_>]) {
         return;
     }
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager cannot be told how it goes");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }

@@ -49,6 +49,6 @@ impl Devices {
 
 fn unknown(uuid: &str) -> Refused {
     let shown: String = uuid.chars().take(80).collect();
-    let message = format!("device {shown:?} is not known");
+    let message = format!("device {shown:?} is unknown");
     Refused::new(ProblemCode::NotFound, message, "a UUID that GET /api/v1/devices lists")
 }

@@ -35,8 +35,8 @@ impl Events {
         let place = self.0.events_place(&caller)?;
         let reader = self.0.read_events(&caller, place, last_event_id.0.as_deref());
         let reader = reader.map_err(|wrong| {
-            let message = format!("{:?} is not the id of an event", wrong.0);
-            Refused::new(ProblemCode::BadRequest, message, "the id of an event that was read here")
+            let message = format!("{:?} is not an event id", wrong.0);
+            Refused::new(ProblemCode::BadRequest, message, "an event id from this stream")
         })?;
         let events = stream::unfold(reader, |mut reader| async {
             let event = reader.next().await;

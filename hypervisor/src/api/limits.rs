@@ -57,7 +57,7 @@ impl Limits {
         let name = &session.name;
         if session.is_frozen && change.0.policy == Some(api::Policy::None) {
             let message =
-                format!("session {name:?} is frozen: without a compute share it would run");
+                format!("session {name:?} is frozen, and without a compute share it would run");
             let accepted = "the same call after POST /api/v1/sessions/{id}/thaw";
             return Err(Refused::new(ProblemCode::Frozen, message, accepted));
         }
@@ -106,8 +106,8 @@ fn change_session(
         return Err(out_of_reach(&wanted.name, "its process has just ended"));
     }
     if changes.is_empty() {
-        let message = "the session has used no such device";
-        let accepted = "a device that the session has used, by its UUID, or none";
+        let message = "the session has not used that device";
+        let accepted = "the UUID of a device that the session has used, or no device";
         return Err(Refused::new(ProblemCode::NotFound, message, accepted));
     }
     let (mut changed, mut figures) = (Vec::new(), Vec::new());
@@ -164,8 +164,8 @@ fn request(change: &LimitChange) -> Result<Request, Refused> {
     };
     if change.no_memory_limit == Some(true) {
         if request.memory.is_some() || request.real.is_some() {
-            let message = "no_memory_limit stands beside memory_bytes or memory_real_bytes";
-            return Err(Refused::new(ProblemCode::BadLimits, message, "one of them"));
+            let message = "no_memory_limit excludes memory_bytes and memory_real_bytes";
+            return Err(Refused::new(ProblemCode::BadLimits, message, "only one of them"));
         }
         request.memory = Some(Named::new(MemoryRequest::NoLimit, "no_memory_limit"));
     }
@@ -178,9 +178,9 @@ fn request(change: &LimitChange) -> Result<Request, Refused> {
 }
 
 fn out_of_reach(name: &str, why: &str) -> Refused {
-    let message = format!("the pages of session {name:?} cannot be changed from here: {why}");
-    let accepted = "a session with a process whose files the daemon may see: root's daemon those of all, another \
-                    user's its own; others are changed by 'sluice limit' where they run";
+    let message = format!("the daemon cannot change the pages of session {name:?}: {why}");
+    let accepted = "a session with a process whose files the daemon can see (root's daemon sees all users', another \
+                    user's daemon its own); for other sessions, run 'sluice limit' where they run";
     Refused::new(ProblemCode::NoPage, message, accepted)
 }
 
@@ -201,7 +201,7 @@ fn found(wanted: &SessionToChange) -> Result<(Found, Option<ProcessIdentity>), R
 }
 
 fn no_page(error: &PageError) -> Refused {
-    Refused::new(ProblemCode::NoPage, error.to_string(), "a session whose pages are whole")
+    Refused::new(ProblemCode::NoPage, error.to_string(), "a session with undamaged pages")
 }
 
 fn told(

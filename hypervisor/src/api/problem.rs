@@ -48,7 +48,7 @@ impl Refused {
     }
 
     pub(super) fn limits(error: &RequestError) -> Self {
-        let accepted = "limits that are possible together, of the present ones and the new";
+        let accepted = "new limits that fit together with those that stay";
         Self::new(ProblemCode::BadLimits, error.to_string(), accepted)
     }
 }
@@ -65,21 +65,20 @@ impl From<CallRefused> for Refused {
                 Self::new(ProblemCode::Forbidden, message, accepted)
             }
             CallRefused::NotObserved(_) => {
-                let accepted = "a device of GET /api/v1/devices that has `figures`";
+                let accepted = "a device that GET /api/v1/devices lists with `figures`";
                 Self::new(ProblemCode::NotFound, message, accepted)
             }
             CallRefused::NoTimeLimit { .. } => {
-                let accepted = "a session with a compute share on each of its devices; share_ppm 1000000 under policy \
-                                balance takes nothing away";
+                let accepted = "a session with a compute share on each of its devices (share_ppm 1000000 under policy \
+                                balance costs it nothing)";
                 Self::new(ProblemCode::NoTimeLimit, message, accepted)
             }
             CallRefused::LimitNotTold { .. } => {
-                let accepted =
-                    "the same call when a program of the session has next used the device";
+                let accepted = "the same call once a program of the session has used the device";
                 Self::new(ProblemCode::NoTimeLimit, message, accepted)
             }
             CallRefused::StatusNotRead { .. } => {
-                let accepted = "another call when one of them has been read";
+                let accepted = "the same call once an answer has been read";
                 Self::new(ProblemCode::TooMany, message, accepted)
             }
             other => Self::new(code(other.status()), message, "see the message"),

@@ -34,9 +34,9 @@ pub(crate) enum Stuck {
 impl fmt::Display for Stuck {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::State => write!(to, "the state has been in use for {STATE_WITHIN:?}"),
+            Self::State => write!(to, "the state has been locked for {STATE_WITHIN:?}"),
             Self::Timer(for_how_long) => {
-                write!(to, "the timer has not come round for {} s", for_how_long.as_secs())
+                write!(to, "the timer has not run for {} s", for_how_long.as_secs())
             }
         }
     }

@@ -204,7 +204,7 @@ impl Core {
             not_ready(ReasonCode::SchedulerStuck, stuck.to_string());
         }
         if known == Some(false) && !self.sees_a_device() && !self.devices.any() {
-            let message = "the node shows no GPU, and no process has named one";
+            let message = "no GPU is visible on the node, and no process has named one";
             not_ready(ReasonCode::NoDevice, message.to_owned());
         }
         let ready = reasons.is_empty();

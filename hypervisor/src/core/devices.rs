@@ -71,14 +71,14 @@ impl Core {
     fn tell(&self, change: Change, has_seen: bool) {
         let (kind, uuid, message) = match change {
             Change::Blind(why) => {
-                tracing::warn!(%why, "the node's devices cannot be observed");
+                tracing::warn!(%why, "cannot observe the node's devices");
                 if !has_seen {
                     return;
                 }
                 (EventKind::ObserverBlind, None, Some(why.to_string()))
             }
             Change::Sees => {
-                tracing::info!("the node's devices can be observed again");
+                tracing::info!("observing the node's devices again");
                 (EventKind::ObserverSees, None, None)
             }
             Change::Xid(uuid, xid) => {
@@ -90,7 +90,7 @@ impl Core {
                 (EventKind::DeviceError, Some(uuid), Some(format!("{xid}: {whose}")))
             }
             Change::Unhealthy(uuid, ailment) => {
-                tracing::error!(%uuid, "unhealthy, no leases are granted: {ailment}");
+                tracing::error!(%uuid, "unhealthy, no more leases are granted: {ailment}");
                 (EventKind::DeviceUnhealthy, Some(uuid), Some(ailment.to_string()))
             }
             Change::Healthy(uuid) => {
@@ -98,11 +98,11 @@ impl Core {
                 (EventKind::DeviceHealthy, Some(uuid), None)
             }
             Change::UnknownCame(uuid, process) => {
-                tracing::warn!(%uuid, "no session knows {}", described(&process));
+                tracing::warn!(%uuid, "outside any session: {}", described(&process));
                 return self.tell_of_process(EventKind::UnknownProcess, uuid, &process, None);
             }
             Change::UnknownWent(uuid, process) => {
-                tracing::info!(%uuid, "no longer there, or known: {}", described(&process));
+                tracing::info!(%uuid, "gone, or in a session now: {}", described(&process));
                 return self.tell_of_process(EventKind::UnknownProcessGone, uuid, &process, None);
             }
         };

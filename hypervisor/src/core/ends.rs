@@ -57,7 +57,7 @@ impl Core {
                     None
                 }
                 Err(error) => {
-                    tracing::info!(%error, "leases end when their reports come");
+                    tracing::info!(%error, "leases end only when their reports arrive");
                     return;
                 }
             };

@@ -90,7 +90,7 @@ pub struct PodUid([u8; 16]);
 
 /// A text is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a {what}: {accepted} is accepted")]
+#[error("not a {what}; expected {accepted}")]
 pub struct NotAnId {
     what: &'static str,
     accepted: &'static str,

@@ -211,7 +211,7 @@ fn names_are_read_as_they_are_written() {
     assert_eq!(ID.parse::<ContainerId>().unwrap().to_string(), ID);
     assert_eq!(POD.parse::<PodUid>().unwrap().to_string(), POD);
     let words = "x".parse::<ContainerId>().unwrap_err().to_string();
-    assert_eq!(words, "not a container's id: one of 64 hexadecimal digits is accepted");
+    assert_eq!(words, "not a container's id; expected one of 64 hexadecimal digits");
 }
 
 proptest! {

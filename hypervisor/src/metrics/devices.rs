@@ -24,27 +24,23 @@ pub(super) fn tell(figures: &Figures, families: &mut Families<'_>) -> Result<(),
     )?;
     families.gauge(
         "sluice_device_asking_sessions",
-        "Sessions that wait for a turn.",
+        "Sessions waiting for a turn.",
         each(|device| device.asking as f64),
     )?;
-    families.gauge(
-        "sluice_device_leases",
-        "Leases that are held.",
-        each(|device| device.leases as f64),
-    )?;
+    families.gauge("sluice_device_leases", "Leases held.", each(|device| device.leases as f64))?;
     families.gauge(
         "sluice_device_share_ratio",
-        "Shares of the device's time that sessions have together; above 1 they cannot all get theirs at once.",
+        "Sum of the sessions' compute shares; above 1 the device is overcommitted.",
         each(|device| ratio(device.share_ppm)),
     )?;
     families.counter(
         "sluice_device_gpu_seconds",
-        "Device time that sessions with a share have been charged.",
+        "Device time charged to sessions with a compute share.",
         each(|device| seconds(device.charged_ns)),
     )?;
     families.counter(
         "sluice_device_turns",
-        "Turns on the device: leases that were granted.",
+        "Turns on the device: leases granted.",
         each(|device| device.served.turns as f64),
     )?;
     families.waits(

@@ -96,26 +96,26 @@ impl DaemonFigures {
             ("commit", build_info::COMMIT.into()),
             ("profile", build_info::PROFILE.into()),
         ];
-        families.info("sluice_build", "What the daemon was built from.", build)?;
+        families.info("sluice_build", "Build of the daemon.", build)?;
         families.gauge(
             "sluice_ready",
-            "Whether the daemon can serve: 1, or 0 for the reasons that /readyz names.",
+            "1 if the daemon can serve, else 0; /readyz names the reasons.",
             [(vec![], f64::from(u8::from(self.ready)))],
         )?;
         families.gauge(
             "process_start_time_seconds",
-            "When the daemon started, in seconds since 1970.",
+            "Start time of the daemon, in seconds since 1970.",
             [(vec![], self.started_at)],
         )?;
         families.counter(
             "sluice_log_lines_lost",
-            "Lines of the daemon's log that could not be written, or were too many.",
+            "Log lines lost because they could not be written or were too many.",
             [(vec![], self.log_lines_lost as f64)],
         )?;
         let refusals = self.refusals.iter();
         families.counter(
             "sluice_refusals",
-            "Calls to the daemon that were refused, by reason.",
+            "Calls that the daemon refused, by reason.",
             refusals.map(|&(reason, count)| (vec![("reason", reason.into())], count as f64)),
         )
     }

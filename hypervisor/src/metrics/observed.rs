@@ -33,19 +33,19 @@ fn flag(is: bool) -> f64 {
 pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error> {
     families.gauge(
         "sluice_observer_sees",
-        "Whether the daemon sees the node's devices by the driver: 1, or 0.",
+        "1 if the daemon sees the node's devices through the driver, else 0.",
         [(vec![], flag(view.blind.is_none() && view.seen.is_some()))],
     )?;
     tell_readings(view, families)?;
     let devices = || view.devices.iter();
     families.gauge(
         "sluice_device_healthy",
-        "Whether nothing is known against the device: 1, or 0, and no lease is granted on it.",
+        "1 if the device is healthy, else 0; no leases are granted on an unhealthy device.",
         devices().map(|device| (labels(device), flag(device.health.is_healthy()))),
     )?;
     families.gauge(
         "sluice_device_throttled",
-        "Whether this keeps the device from running faster: 1, or 0.",
+        "1 if this reason throttles the device, else 0.",
         devices().flat_map(|device| {
             let known = device.reading.throttling.as_ref().ok();
             known.into_iter().flat_map(|active| {
@@ -57,7 +57,7 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
     )?;
     families.counter(
         "sluice_device_ecc_errors",
-        "Errors in the device's memory since the driver was loaded.",
+        "ECC errors in the device's memory since the driver was loaded.",
         devices().flat_map(|device| {
             let ecc = &device.reading.ecc;
             let kinds = [("corrected", &ecc.corrected), ("uncorrected", &ecc.uncorrected)];
@@ -68,7 +68,7 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
     )?;
     families.counter(
         "sluice_device_xid_errors",
-        "Errors that the driver reported since the daemon's start, by NVIDIA's number.",
+        "XID errors that the driver reported since the daemon's start, by number.",
         devices().flat_map(|device| {
             let errors = device.xids.iter();
             errors.map(|(xid, &count)| (with(device, "xid", xid.0), count as f64))
@@ -76,12 +76,12 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
     )?;
     families.gauge(
         "sluice_device_unknown_processes",
-        "Processes on the device that no session knows: nothing limits them.",
+        "Processes on the device outside any session: nothing limits them.",
         devices().map(|device| (labels(device), device.unknown.len() as f64)),
     )?;
     families.counter(
         "sluice_device_unknown_processes_seen",
-        "How many of them there were since the daemon's start.",
+        "Unknown processes seen since the daemon's start.",
         devices().map(|device| (labels(device), device.unknown_seen as f64)),
     )
 }
@@ -89,31 +89,33 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
 fn tell_readings(view: &View, families: &mut Families<'_>) -> Result<(), Error> {
     type Read = fn(&DeviceReading) -> Option<f64>;
     let gauges: [(&str, &str, Read); 9] = [
-        ("sluice_device_memory_total_bytes", "All of the device's memory.", |reading| {
+        ("sluice_device_memory_total_bytes", "Memory of the device.", |reading| {
             Some(reading.memory.as_ref().ok()?.total as f64)
         }),
         (
             "sluice_device_memory_reserved_bytes",
-            "What driver and firmware keep of it for themselves.",
+            "Memory reserved by driver and firmware.",
             |reading| Some(reading.memory.as_ref().ok()?.reserved as f64),
         ),
         (
             "sluice_device_memory_used_bytes",
-            "What processes have of it, as nvidia-smi shows it.",
+            "Memory used by processes, as nvidia-smi shows it.",
             |reading| Some(reading.memory.as_ref().ok()?.used as f64),
         ),
-        ("sluice_device_utilization_ratio", "Part of the time in which a kernel ran.", |reading| {
-            Some(percent(reading.utilization.as_ref().ok()?.sm))
-        }),
+        (
+            "sluice_device_utilization_ratio",
+            "Fraction of the time during which a kernel ran.",
+            |reading| Some(percent(reading.utilization.as_ref().ok()?.sm)),
+        ),
         (
             "sluice_device_memory_utilization_ratio",
-            "Part of the time in which the device's memory was read or written.",
+            "Fraction of the time during which the device's memory was read or written.",
             |reading| Some(percent(reading.utilization.as_ref().ok()?.memory)),
         ),
-        ("sluice_device_power_watts", "What the device draws.", |reading| {
+        ("sluice_device_power_watts", "Power draw of the device.", |reading| {
             reading.power_mw.as_ref().ok().copied().map(milli)
         }),
-        ("sluice_device_power_limit_watts", "What it may draw.", |reading| {
+        ("sluice_device_power_limit_watts", "Power limit of the device.", |reading| {
             reading.power_limit_mw.as_ref().ok().copied().map(milli)
         }),
         ("sluice_device_temperature_celsius", "Temperature of the chip.", |reading| {

@@ -63,17 +63,17 @@ pub(super) fn tell(
     )?;
     families.gauge(
         "sluice_session_frozen",
-        "Whether the session is granted nothing: 1, or 0.",
+        "1 if the session is frozen, else 0.",
         sessions().map(|(labels, session)| (labels, f64::from(u8::from(session.frozen)))),
     )?;
     families.gauge(
         "sluice_series_left_out",
-        "Sessions and processes that have no series, because there are too many.",
+        "Sessions and processes without series, because there are too many.",
         [(vec![], figures.left_out as f64)],
     )?;
     families.gauge(
         "sluice_session_driver_memory_bytes",
-        "Memory that the driver shows of the processes that the daemon serves. No session has a say in that.",
+        "Memory of the session's processes as the driver reports it, independent of the session's own account.",
         memory_of_sessions(view, figures).into_iter().filter_map(|(index, uuid, bytes)| {
             let session = figures.sessions.get(index)?;
             Some((with(labels(&session.owner, &session.name, names), "uuid", uuid), bytes as f64))
@@ -101,37 +101,38 @@ fn tell_accounts(
     };
     families.gauge(
         "sluice_session_share_ratio",
-        "Compute share of the session, as a part of the device's time.",
+        "Compute share of the session, as a fraction of the device's time.",
         each(|account| ratio(account.limit.share_ppm.into())),
     )?;
     families.gauge(
         "sluice_session_burst_limit_ratio",
-        "Burst limit of the session: under policy balance the most of the device's time that it may have, else its compute share.",
+        "Burst limit of the session: the most of the device's time that it gets under policy balance, else its \
+         compute share.",
         each(burst_limit),
     )?;
     families.gauge(
         "sluice_session_balance_seconds",
-        "Guaranteed device time that the session may still use; negative: it owes time.",
+        "Guaranteed device time that the session may still use; negative if it owes time.",
         each(|account| account.balance_ns as f64 / 1e9),
     )?;
     families.counter(
         "sluice_session_gpu_seconds",
-        "Device time that the session has been charged. A restart of the daemon does not set it back.",
+        "Device time charged to the session. A restart of the daemon does not reset it.",
         each(|account| seconds(account.charged_ns)),
     )?;
     families.counter(
         "sluice_session_burst_gpu_seconds",
-        "The part of it beyond the guaranteed compute share: idle time that no other session claimed.",
+        "Device time charged beyond the guaranteed compute share: idle time that no other session claimed.",
         each(|account| seconds(account.spare_ns)),
     )?;
     families.counter(
         "sluice_session_turns",
-        "Turns of the session: leases that were granted.",
+        "Turns of the session: leases granted.",
         each(|account| account.served.turns as f64),
     )?;
     families.counter(
         "sluice_session_leases_stopped",
-        "Leases of the session that were ended before their time.",
+        "Leases of the session that were ended early.",
         each(|account| account.served.stopped as f64),
     )?;
     families.waits(
@@ -162,17 +163,17 @@ fn tell_workers(
     };
     families.counter(
         "sluice_worker_gpu_seconds",
-        "Device time that the process has been charged.",
+        "Device time charged to the process.",
         each(|worker| seconds(worker.charged_ns)),
     )?;
     families.counter(
         "sluice_worker_turns",
-        "Turns of the process: leases that it was granted.",
+        "Turns of the process: leases granted.",
         each(|worker| worker.turns as f64),
     )?;
     families.counter(
         "sluice_worker_turn_wait_seconds",
-        "For how long the process has waited for its turns.",
+        "How long the process waited for its turns.",
         each(|worker| seconds(worker.waited_ns)),
     )
 }
@@ -185,12 +186,12 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
     };
     families.gauge(
         "sluice_session_memory_limit_bytes",
-        "The session's limit of memory, if it has one.",
+        "Memory limit of the session, if it has one.",
         each(|figures| figures.limit.map(|limit| limit as f64)),
     )?;
     families.counter(
         "sluice_session_memory_byte_seconds",
-        "Memory of the session, by its own account, times the time for which it was in use.",
+        "Memory of the session times the time for which it was in use, by its own account.",
         each(|figures| Some(figures.byte_seconds)),
     )?;
     families.counter(
@@ -200,8 +201,9 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
     )?;
     families.counter(
         "sluice_session_memory_refusals",
-        "Allocations of the session that failed, by its own account: over its limit, over the part of it that may be \
-         on the device (real), because of what the driver took by itself, or because the device is full.",
+        "Allocations of the session that failed, by its own account and by reason: over the memory limit, over the \
+         part of it that may be on the device (real), because of memory that the driver took by itself, or because \
+         the device is full.",
         memory.sessions.iter().flat_map(|(key, figures)| {
             let reasons = RefusedFor::ALL.into_iter().zip(figures.refused_for);
             reasons.map(move |(reason, count)| {
@@ -217,7 +219,7 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
     });
     families.gauge(
         "sluice_session_memory_bytes",
-        "Memory of the session by its own account, by kind; overcommitted is on the host.",
+        "Memory of the session by its own account, by kind; overcommitted memory is on the host.",
         by_kind,
     )?;
     let by_process = memory.sessions.iter().flat_map(|(key, figures)| {
@@ -230,7 +232,7 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
     });
     families.gauge(
         "sluice_worker_memory_bytes",
-        "Memory of the process by its session's account, by kind. Kinds of which it has none are left out.",
+        "Memory of the process by its session's account, by kind; empty kinds are left out.",
         by_process,
     )?;
     families.gauge(

@@ -245,7 +245,7 @@ fn a_session_has_as_many_devices_as_one_registration() {
     let refused = node.admit(&by(8, 0), &register("a", &devices(63, 2)), 0).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        r#"session "a" has 64 devices, and would have 1 more: 64 are accepted"#
+        r#"session "a" has 64 devices and asks for 1 more; expected at most 64"#
     );
     assert_eq!((node.devices.len(), node.members.len()), (64, 1));
 }

@@ -68,7 +68,9 @@ impl Default for Census {
     fn default() -> Self {
         let proc_is_ours = ProcessIdentity::own().start_time != 0;
         if !proc_is_ours {
-            tracing::warn!("/proc is not this pid namespace's: unknown processes are not found");
+            tracing::warn!(
+                "/proc belongs to another pid namespace, so unknown processes cannot be found"
+            );
         }
         Self { proc_is_ours, limited: HashMap::new() }
     }

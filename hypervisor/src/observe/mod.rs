@@ -60,14 +60,14 @@ pub(crate) fn start(
     let path = node_page::beside(socket);
     let page = NodePageWriter::create(&path)
         .inspect_err(|error| {
-            tracing::warn!(page = %path.display(), %error, "what is observed is not published");
+            tracing::warn!(page = %path.display(), %error, "cannot publish what the daemon observes");
         })
         .ok()
         .map(Arc::new);
     let kills = observation.unknown_processes == UnknownProcesses::Kill;
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     if kills && !matches!(session::process::pidfd(own), Ok(Some(_))) {
-        tracing::warn!("the kernel has no pidfd_open(2): unknown processes are reported only");
+        tracing::warn!("the kernel has no pidfd_open(2), so unknown processes are only reported");
     }
     let mut observing = Observing {
         core: Arc::clone(core),
@@ -110,7 +110,7 @@ impl Observing {
         if let Some(eviction) = &mut self.eviction {
             for (uuid, process, signal) in eviction.round(&found, taken) {
                 let message = format!("process {} was sent {signal}", process.pid);
-                tracing::warn!(%uuid, "no session knows it: {message}");
+                tracing::warn!(%uuid, "outside any session: {message}");
                 let kind = EventKind::UnknownProcessKilled;
                 self.core.tell_of_process(kind, uuid, &process, Some(message));
             }

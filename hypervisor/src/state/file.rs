@@ -46,11 +46,11 @@ struct VersionOnly {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreadable {
     /// Another user's, a folder, a link: anything may be there.
-    #[error("it is not a file of user {uid}", uid = rustix::process::geteuid().as_raw())]
+    #[error("it does not belong to user {uid}", uid = rustix::process::geteuid().as_raw())]
     NotOurs,
-    #[error("it has {0} bytes: at most {LONGEST} are accepted")]
+    #[error("it has {0} bytes; expected at most {LONGEST}")]
     TooLong(u64),
-    #[error("it is of version {0}: {VERSION} is known")]
+    #[error("its version is {0}; expected {VERSION}")]
     Version(u32),
     #[error("it is damaged: {0}")]
     Damaged(#[from] serde_json::Error),
@@ -78,7 +78,8 @@ impl StateFile {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let problem = "another daemon keeps its state there";
+                let problem =
+                    "another daemon keeps its state there; name another directory with --state";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
             }
             Err(TryLockError::Error(error)) => return Err(error),

@@ -43,7 +43,7 @@ fn an_old_reader_understands_new_data_and_a_new_one_old_data() {
 #[test]
 fn what_cannot_be_understood_is_refused_with_a_reason() {
     let reason = |text: &str| read(text.as_bytes()).unwrap_err().to_string();
-    assert_eq!(reason(r#"{"version":2,"node":"all is new"}"#), "it is of version 2: 1 is known");
+    assert_eq!(reason(r#"{"version":2,"node":"all is new"}"#), "its version is 2; expected 1");
     for damaged in ["", "{", "[]", "null", r#"{"version":1,"node":7}"#, &NOW[..NOW.len() / 2]] {
         assert!(reason(damaged).starts_with("it is damaged: "), "{damaged}");
     }

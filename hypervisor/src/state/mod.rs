@@ -85,7 +85,8 @@ impl Writing {
         let up_to = served.wait_for(|served| *served >= own);
         let in_time = tokio::time::timeout(WAIT, up_to).await.is_ok();
         if !in_time {
-            let problem = format!("the disk has not taken it within {} s", WAIT.as_secs());
+            let problem =
+                format!("the disk has not completed the write within {} s", WAIT.as_secs());
             self.note(Err(io::Error::new(io::ErrorKind::TimedOut, problem)));
         }
     }
@@ -124,9 +125,9 @@ impl Writing {
         let path = self.path.display();
         match (&*present, &problem) {
             (None, Some(problem)) => {
-                tracing::warn!(%path, %problem, "the state cannot be written: tried again");
+                tracing::warn!(%path, %problem, "cannot write the state; will try again");
             }
-            (Some(_), None) => tracing::info!(%path, "the state is written again"),
+            (Some(_), None) => tracing::info!(%path, "writing the state again"),
             _ => {}
         }
         *present = problem;
@@ -151,17 +152,17 @@ impl Beginning {
             Err(Unreadable::Io(error)) => return Err(error),
             Err(problem) => {
                 let aside = match file.put_aside() {
-                    Ok(aside) => format!("it is kept as {}", aside.display()),
-                    Err(error) => format!("it cannot be renamed: {error}"),
+                    Ok(aside) => format!("renamed to {}", aside.display()),
+                    Err(error) => format!("renaming it failed: {error}"),
                 };
                 let path = path.display();
-                tracing::error!("{path}: {problem}; {aside}; the daemon starts without it");
+                tracing::error!("{path}: {problem}; {aside}; starting without it");
                 Snapshot::default()
             }
         };
         let sessions = snapshot.sessions.len();
         if sessions > 0 {
-            tracing::info!(path = %path.display(), sessions, "goes on where an earlier daemon was");
+            tracing::info!(path = %path.display(), sessions, "restored the sessions of an earlier daemon");
         }
         Ok(Self { file, snapshot, writing: Arc::new(Writing::new(path)) })
     }

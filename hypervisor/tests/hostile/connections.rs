@@ -109,7 +109,7 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
     }
     let said = fs::read_to_string(log).unwrap();
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("too many connections"), "{said}");
+    assert!(said.contains("the user has too many"), "{said}");
 }
 
 /// The daemon watches each process, not each name that it has had.

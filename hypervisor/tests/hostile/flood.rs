@@ -78,8 +78,8 @@ fn new_devices_in_each_message_change_nothing() {
         // 32 ms before devices were bounded.
         assert!(after.1 < before.1 + Duration::from_millis(5), "{before:?} became {after:?}");
         let words = match session {
-            None => r#"session "one" has 64 devices, and would have 64 more: 64 are accepted"#,
-            Some(()) => "devices here, as many as are left for everybody else",
+            None => r#"session "one" has 64 devices and asks for 64 more; expected at most 64"#,
+            Some(()) => "devices, as many as are left for all other users",
         };
         let refusal = refusals.last().unwrap();
         assert!(refusal.contains(words), "{refusal}");
@@ -242,7 +242,7 @@ fn answers_that_are_not_read_are_counted() {
     }
     let mut unread = send(&socket, 12, GET);
     let refused = client.get::<serde_json::Value>(api::path::SESSIONS, PATIENCE).unwrap_err();
-    assert!(refused.to_string().contains("has not read 4 answers"), "{refused}");
+    assert!(refused.to_string().contains("has 4 unread answers"), "{refused}");
     let mut first = [0; 20];
     let answers: Vec<_> = unread
         .iter_mut()

@@ -112,7 +112,7 @@ fn what_is_no_page_counts_as_none() {
     daemon.signal(rustix::process::Signal::TERM);
     let log = fs::read_to_string(dir.path().join("log")).unwrap();
     let said: Vec<_> =
-        log.lines().filter(|line| line.contains("leases end when they end")).collect();
+        log.lines().filter(|line| line.contains("leases do not end early")).collect();
     assert_eq!(said.len(), reasons.len(), "{log}");
     for (line, reason) in said.iter().zip(reasons) {
         assert!(line.contains(reason), "{line} does not say {reason}");

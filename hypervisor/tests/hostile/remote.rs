@@ -56,7 +56,8 @@ fn listens_at(log: &Path) -> SocketAddr {
     let start = Instant::now();
     loop {
         let said = fs::read_to_string(log).unwrap();
-        let address = said.lines().find(|line| line.contains("can be read with the token"));
+        let address =
+            said.lines().find(|line| line.contains("serving the state to callers with the token"));
         let address = address.and_then(|line| line.split("address=").nth(1)?.trim().parse().ok());
         if let Some(address) = address {
             return address;

@@ -198,8 +198,11 @@ fn a_limit_that_the_daemon_was_not_told_of_is_named_as_the_cause() {
     assert_eq!(status, 200, "{text}");
     let (status, problem) = freeze();
     assert_eq!((status, problem.code), (409, api::ProblemCode::NoTimeLimit));
-    assert!(problem.message.contains("does not know of the limit yet"), "{problem:?}");
-    assert!(problem.accepted.contains("has next used the device"), "{problem:?}");
+    assert!(problem.message.contains("cannot be frozen yet"), "{problem:?}");
+    assert!(
+        problem.accepted.contains("once a program of the session has used the device"),
+        "{problem:?}"
+    );
     register(&daemon.client(), &name, 300_000).unwrap();
     assert_eq!(act(&daemon, id, "/freeze").unwrap().state, SessionState::Frozen);
 }

@@ -59,10 +59,10 @@ fn bad_calls_are_refused_with_reasons() {
         (quota(json!({"share_ppm": 0})), "share_ppm 0"),
         (quota(json!({"soft_ppm": 1_000_001})), "soft_ppm 1000001"),
         (quota(json!({"soft_ppm": 0})), "soft_ppm 0"),
-        (quota(json!({"weight": 0})), "weight 0: 1 to 10000"),
+        (quota(json!({"weight": 0})), "weight 0: expected 1 to 10000"),
         (quota(json!({"weight": 1_000_000})), "weight 1000000"),
         (quota(json!({"priority": "highest"})), "highest"),
-        (quota(json!({"uuid": GPU.replace('5', "6")})), "the quota sent along"),
+        (quota(json!({"uuid": GPU.replace('5', "6")})), "carries the quota of device"),
     ] {
         assert_eq!(got.0, 400, "{}", got.1);
         assert!(got.1.contains(words), "{:?} does not say {words:?}", got.1);

@@ -36,5 +36,5 @@ fn a_daemon_without_nvml_says_so_and_serves() {
     kill_process(Pid::from_child(&daemon.process), Signal::TERM).unwrap();
     let mut said = String::new();
     std::io::Read::read_to_string(&mut daemon.process.stderr.take().unwrap(), &mut said).unwrap();
-    assert_eq!(said.matches("cannot be observed").count(), 1, "{said}");
+    assert_eq!(said.matches("cannot observe the node's devices").count(), 1, "{said}");
 }

@@ -112,7 +112,7 @@ fn what_else_is_passed_is_refused() {
     let elsewhere = refused(listener.into(), &["--socket", "/tmp/other.sock"]);
     assert!(elsewhere.contains(socket.to_str().unwrap()), "{elsewhere}");
     assert!(elsewhere.contains("/tmp/other.sock"), "{elsewhere}");
-    let wanted = "a listening Unix stream socket is accepted";
+    let wanted = "expected a listening Unix stream socket";
     let (datagrams, _) = manager(dir.path());
     let of_datagrams = refused(datagrams.into(), &[]);
     assert!(of_datagrams.contains(wanted), "{of_datagrams}");

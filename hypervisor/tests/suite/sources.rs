@@ -123,7 +123,7 @@ fn another_owner_s_session_is_a_sum_and_is_not_changed() {
         let one = second.get::<Session>(&api::path::session(id, ""), PATIENCE).unwrap_err();
         let said = one.to_string();
         assert_eq!(status(one), 404);
-        assert!(said.contains("is not known") && !said.contains(&other.to_string()), "{said}");
+        assert!(said.contains("is unknown") && !said.contains(&other.to_string()), "{said}");
         for action in ["/freeze", "/thaw"] {
             let refused = act(&second, action, id).unwrap_err();
             assert_eq!(refused.to_string(), said);

@@ -33,7 +33,7 @@ const fn one() -> u32 {
 
 /// An impossible value of a [`ComputeLimit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} {value}: 1 to {most} is accepted")]
+#[error("{field} {value}: expected 1 to {most}")]
 pub struct OutOfRange {
     /// The field, as messages name it.
     pub field: &'static str,
@@ -158,11 +158,11 @@ mod tests {
             let share = wrong(ComputeLimit { share_ppm: ppm, ..balance });
             assert_eq!((share.field, share.value), ("share_ppm", ppm));
             let soft = wrong(ComputeLimit { soft_ppm: Some(ppm), ..balance });
-            assert_eq!(soft.to_string(), format!("soft_ppm {ppm}: 1 to 1000000 is accepted"));
+            assert_eq!(soft.to_string(), format!("soft_ppm {ppm}: expected 1 to 1000000"));
         }
         for weight in [0, 10_001, u32::MAX] {
             let weighty = wrong(ComputeLimit { weight, ..balance });
-            assert_eq!(weighty.to_string(), format!("weight {weight}: 1 to 10000 is accepted"));
+            assert_eq!(weighty.to_string(), format!("weight {weight}: expected 1 to 10000"));
         }
         assert_eq!(ComputeLimit { share_ppm: 0, ..ComputeLimit::NONE }.check(), Ok(()));
     }
