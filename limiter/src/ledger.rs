@@ -50,7 +50,7 @@ impl DeviceLedger {
 
     pub(crate) fn join_those_together(&self) -> Result<(Together, Self), LimiterFailure> {
         let refused = |error: PageError| LimiterFailure(error.to_string());
-        let gone = || LimiterFailure("the session's directory is not known".to_owned());
+        let gone = || LimiterFailure("the session's directory is unknown".to_owned());
         let dir = self.membership.folder().ok_or_else(gone)?;
         let limits = self.membership.look().map_err(refused)?.limits();
         let (own, membership) = Together::join(dir, self.uuid, &limits).map_err(refused)?;

@@ -65,9 +65,7 @@ fn not_watched(error: &loader::WatchError) {
     if unpatched::failure().is_some() {
         // It was announced.
     } else if has_driver {
-        report::once(format_args!(
-            "{error}; a driver that is loaded from another file is NOT limited"
-        ));
+        report::once(format_args!("{error}; a driver loaded from another file is NOT limited"));
     } else if is_limited {
         cannot_refuse(&error.to_string(), &config);
     }
@@ -82,7 +80,8 @@ fn cannot_refuse(failure: &str, config: &Option<Config>) {
     // SAFETY: constants. Other threads that read the environment at this moment are the C library's to deal with.
     unsafe { libc::setenv(c"CUDA_VISIBLE_DEVICES".as_ptr(), c"-1".as_ptr(), 1) };
     report::once(format_args!(
-        "{failure}; CUDA_VISIBLE_DEVICES=-1 hides all GPUs from this process; if it sets that itself, it is NOT limited"
+        "{failure}; CUDA_VISIBLE_DEVICES=-1 now hides all GPUs from this process; if the process changes that \
+         variable, it is NOT limited"
     ));
 }
 
@@ -349,7 +348,7 @@ fn patch(kind: Library, library: loader::Library) {
     if kind == Library::Cuda && !states.contains_key("cuInit") {
         // Every driver has it: this one's table of symbols is not what it seems.
         failed(format!(
-            "cuInit: it is not among the symbols of {}, which cannot be patched",
+            "cuInit: not found among the symbols of {}, which therefore cannot be patched",
             library.path()
         ));
         announce(false);

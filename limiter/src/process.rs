@@ -286,8 +286,9 @@ impl Process {
         };
         if !self.may_use(uuid) {
             // Not a failure of the limiter: what was decided for failures does not matter.
-            let refused =
-                format!("device {uuid} is not one of those that this session was started with");
+            let refused = format!(
+                "device {uuid} does not belong to this session, which was started for other devices"
+            );
             return LimiterFailure(refused).verdict(OnFailure::Closed);
         }
         if !self.keeps_account(config) {
@@ -350,7 +351,7 @@ impl Process {
         let settings = config.limits_for(&identity);
         if !settings.unresolved.is_empty() {
             return Err(LimiterFailure(format!(
-                "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known{}: {}",
+                "device {uuid}: cannot tell which of these limits apply, because its index is not known{}: {}",
                 if nvml::load() { "" } else { " without libnvidia-ml.so.1" },
                 settings.unresolved.join(", ")
             )));
@@ -424,7 +425,7 @@ impl Process {
             };
             let seen: Vec<String> = visible.iter().map(name).collect();
             return Err(LimiterFailure(format!(
-                "{}: no such device is here, so nothing would be limited; this process sees {}, as nvidia-smi counts",
+                "{}: no such device here, so nothing would be limited; this process sees {} (indices as in nvidia-smi)",
                 unfit.join(", "),
                 seen.join(", ")
             )));
@@ -433,7 +434,7 @@ impl Process {
         let is_there = |uuid| uuid == used || nvml::handle(uuid).is_some();
         let absent = config.absent(count.unwrap_or(u32::MAX), is_there);
         if !absent.is_empty() {
-            report::each_once(format_args!("{}: no such device is here", absent.join(", ")));
+            report::each_once(format_args!("{}: no such device here", absent.join(", ")));
         }
         Ok(())
     }
@@ -449,7 +450,7 @@ impl Process {
     ) -> Joined {
         if self.devices.is_full() {
             return Err(LimiterFailure(format!(
-                "device {uuid}: {MAX_DEVICES} devices can be used in one process"
+                "device {uuid}: too many devices; a process can use at most {MAX_DEVICES}"
             )));
         }
         if let (Some(_), Err(refused)) = (&config.session_dir, &dir) {
@@ -489,8 +490,8 @@ impl Process {
         let socket = daemon_socket(config);
         if let (Some(port), None, true) = (&config.daemon, &socket, is_scheduled) {
             report::once(format_args!(
-                "daemon at {port}: not asked, because a daemon grants leases over its Unix socket alone: SLUICE_DAEMON \
-                 names it, and a container gets /run/sluice mounted; this session keeps its own account"
+                "daemon at {port}: not used, because leases are granted over a Unix socket only; name it with \
+                 SLUICE_DAEMON, and mount /run/sluice into a container; this session keeps its own account"
             ));
         }
         let daemon = socket.map(|socket| Source { socket, session: self.session_name() });

@@ -49,7 +49,7 @@ pub(crate) fn is_undone(failure: &str) -> bool {
 
 /// A function's entry leads to its hook, and a call of it did not arrive there.
 pub(crate) fn missed(library: &str, symbol: &str) {
-    let reason = "it is patched, and a call of it did not reach Sluice";
+    let reason = "it is patched, but a call to it did not reach Sluice";
     note(format!("{symbol}: {reason}"));
     write_report(|| line(library, symbol, &format!("failed:{reason}")));
 }

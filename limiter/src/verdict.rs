@@ -44,7 +44,7 @@ impl LimiterFailure {
         match on_failure {
             OnFailure::Closed if unpatched::is_undone(&self.0) => {
                 report::once(format_args!(
-                    "{self}; calls of it are NOT limited, and cannot be refused; other GPU calls of this process fail"
+                    "{self}; calls to it are NOT limited and cannot be refused; other GPU calls of this process fail"
                 ));
                 Verdict::Denied
             }

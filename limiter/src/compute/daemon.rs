@@ -348,7 +348,9 @@ enum Trouble {
     #[error("it grants more than this session's limit allows")]
     Distrust,
     /// The same, but part of it was granted by the session's own account while the daemon was late.
-    #[error("with what this session's own account granted it is more than its limit allows")]
+    #[error(
+        "with the time that this session's own account granted, it grants more than the limit allows"
+    )]
     Ahead,
 }
 
@@ -393,11 +395,11 @@ fn tell_withheld(ledger: &DeviceLedger, withheld: Withheld) {
     let why = match withheld {
         Withheld::Frozen => "this session is frozen",
         Withheld::Unhealthy => "the device is unhealthy",
-        Withheld::UnknownProcess => "a program uses it that no session knows",
-        Withheld::Other => "for a reason that this version does not know",
+        Withheld::UnknownProcess => "a process outside any session uses it",
+        Withheld::Other => "the reason is unknown to this version",
     };
     report::each_once(format_args!(
-        "device {}: the daemon grants no GPU time there for now: {why}; `sluice status` tells more",
+        "device {}: the daemon grants no GPU time for now: {why}; see `sluice status`",
         ledger.uuid()
     ));
 }

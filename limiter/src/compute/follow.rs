@@ -31,7 +31,8 @@ pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send +
     }
     if let Err(error) = own_thread::start("sluice-limits", move || follow(gate, &changed)) {
         report::once(format_args!(
-            "the thread that follows changes of the limits cannot be started: {error}; a compute limit that is set or taken away while this process runs is not noticed"
+            "cannot start the thread that follows changes of the limits: {error}; a compute limit set or removed \
+             while this process runs has no effect"
         ));
     }
 }

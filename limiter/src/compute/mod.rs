@@ -242,8 +242,7 @@ fn launch_slowly(
             Ok(()) => {}
             Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
             Err(NoLease::Governor(error)) => {
-                let refused =
-                    format!("the thread that obtains GPU time cannot be started: {error}");
+                let refused = format!("cannot start the thread that obtains GPU time: {error}");
                 if gate.ledger().lets_pass(&LimiterFailure(refused)) {
                     return call();
                 }

@@ -52,7 +52,7 @@ impl Presence {
         });
         if let Err(error) = started {
             self.tells.store(false, Ordering::Release);
-            tracing::debug!("the thread that tells the daemon cannot be started: {error}");
+            tracing::debug!("cannot start the thread that registers with the daemon: {error}");
         }
     }
 }
@@ -71,6 +71,6 @@ fn tell(source: &Source, ledger: &DeviceLedger) {
     }
     let client = BlockingHttpClient::new(daemon::endpoint(source));
     if let Err(error) = client.post::<_, Registered>(path::REGISTER, &message, WITHIN) {
-        tracing::debug!("device {}: the daemon was not told of it: {error}", ledger.uuid());
+        tracing::debug!("device {}: not registered with the daemon: {error}", ledger.uuid());
     }
 }

@@ -189,7 +189,7 @@ fn may_be_under_mps() -> bool {
     let told = driver_calls::ctx_get_device(&raw mut device).is_ok()
         && driver_calls::device_get_attribute(&raw mut shared, DEVICE_MPS_ENABLED, device).is_ok();
     if !told || shared != 0 {
-        tell(&"contexts may be shared by an MPS server: the gate is on the thread");
+        tell(&"an MPS server may share contexts, so launches wait in their threads");
         return true;
     }
     false

@@ -45,7 +45,7 @@ impl Set {
             Err(error) => {
                 let uuid = gate.ledger().uuid();
                 report::once(format_args!(
-                    "device {uuid} is not held together with others: {error}"
+                    "device {uuid} cannot be held together with others: {error}"
                 ));
                 None
             }

@@ -80,7 +80,7 @@ pub(crate) fn keep() {
     if unsafe { loader::keep(handle) } {
         KEPT.store(true, Ordering::Release);
     } else {
-        tracing::warn!("the driver cannot be kept loaded");
+        tracing::warn!("cannot keep the driver loaded");
     }
 }
 

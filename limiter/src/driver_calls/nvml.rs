@@ -47,14 +47,15 @@ fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
         return ask();
     }
     report::once(format_args!(
-        "the program has ended NVML, which cannot be started again ({restarted:?}): code, stacks and heap that the driver takes are not charged any more"
+        "the program has shut down NVML, which cannot be restarted ({restarted:?}): code, stacks and heap that the \
+         driver takes are no longer charged"
     ));
     result
 }
 
 /// Why NVML does not list the processes on a device.
 pub(crate) fn why_silent() -> &'static str {
-    if load() { "NVML lists no processes" } else { "libnvidia-ml.so.1 is not here" }
+    if load() { "NVML lists no processes" } else { "libnvidia-ml.so.1 is missing" }
 }
 
 /// NVML's handle of a device.

@@ -140,7 +140,7 @@ pub(crate) unsafe fn look_at_patches(library: Library) {
     // SAFETY: the caller's.
     if let Some(lost) = hooks.find(|hook| !unsafe { hook.patch.is_intact() }) {
         unpatched::note_undone(format!(
-            "{}: its first instructions were changed after it was patched, by another tool or another copy of Sluice, so calls of it may not reach this one",
+            "{}: another tool or another copy of Sluice overwrote the patch, so calls to it may not reach this copy",
             lost.symbol
         ));
         // From now on launches must be looked at even if no compute share is set.

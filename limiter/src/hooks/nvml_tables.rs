@@ -121,7 +121,9 @@ unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void)
             unsafe { original(file, request, (&raw mut *own).cast()) == 0 && own.status == 0 }
         };
         if panic::catch_unwind(AssertUnwindSafe(|| answered(control, ask))).is_err() {
-            tracing::warn!("internal error in a list of processes, which stays as it is");
+            tracing::warn!(
+                "internal error while filtering a list of processes, which stays unfiltered"
+            );
         }
         super::cancellation::allow_again(before);
         // SAFETY: as above.
@@ -137,9 +139,7 @@ fn answered(control: &mut Control, ask: impl FnOnce(&mut Control) -> bool) {
         Verdict::Limited(()) => match uuid_of(control, ask) {
             Some(uuid) => process.known_device(uuid),
             None => {
-                tracing::warn!(
-                    "a list of processes is of a device that is not told, and stays as it is"
-                );
+                tracing::warn!("a list of processes names no device, and stays unfiltered");
                 Verdict::Free
             }
         },
@@ -171,7 +171,7 @@ fn uuid_of(control: &Control, ask: impl FnOnce(&mut Control) -> bool) -> Option<
 fn own_only(device: &Device, control: &Control) {
     // SAFETY: the kernel has read and written as much there.
     let Some(list) = (unsafe { list(control) }) else {
-        tracing::warn!("a list of processes has another form, and stays as it is");
+        tracing::warn!("a list of processes has an unknown layout, and stays unfiltered");
         return;
     };
     let members = seen::members(device.ledger);

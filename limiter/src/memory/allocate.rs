@@ -63,7 +63,7 @@ pub(super) fn place_on_host(
     };
     let result = reservation.spend(call, || Handle::Address(address()));
     if result.is_ok() {
-        tracing::debug!("device {}: {bytes} bytes are placed on the host", device.ledger.uuid());
+        tracing::debug!("device {}: placed {bytes} bytes on the host", device.ledger.uuid());
     }
     result
 }

@@ -50,7 +50,8 @@ pub(super) fn create(
     match &after.processes {
         Some(processes) => processes.learn_own_pid(device, before.processes.as_ref()),
         None => report::once(format_args!(
-            "device {}: {}, so code, stacks and heap that the driver takes are not charged, and a context as {} MiB",
+            "device {}: {}, so a context is charged as {} MiB, and code, stacks and heap that the driver takes are \
+             not charged",
             ledger.uuid(),
             crate::driver_calls::nvml::why_silent(),
             ASSUMED_BYTES >> 20
@@ -228,7 +229,7 @@ fn too_small(device: &DeviceLedger, made: Made, bytes: u64) -> CuResult {
     };
     let takes = match made {
         Made::Context => "a CUDA context takes",
-        Made::Unmeasured => "NVML does not show what a CUDA context takes, which is assumed to be",
+        Made::Unmeasured => "NVML does not show the size of a CUDA context, which is assumed to be",
         Made::Green => "a green context takes",
     };
     const MIB: u64 = 1 << 20;

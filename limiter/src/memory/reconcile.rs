@@ -388,7 +388,8 @@ fn measure(
 /// The session uses more than it may.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "over the {bound} of {} MiB: {} MiB are in use, of which the driver has taken {} MiB by itself (code, stacks, heap) for this process; allocations fail until there is less",
+    "over the {bound} of {} MiB: {} MiB are in use, of which the driver took {} MiB by itself (code, stacks, heap) \
+     for this process; allocations fail until memory is freed",
     limit / MIB,
     used.div_ceil(MIB),
     by_itself.div_ceil(MIB)

@@ -50,7 +50,7 @@ impl Started {
         if let Err(error) = guard.start("sluice-memory", keep) {
             self.0.store(false, Release);
             unpatched::note(format!(
-                "the thread that finds out what the driver takes by itself cannot be started: {error}"
+                "cannot start the thread that measures what the driver takes by itself: {error}"
             ));
         }
     }

@@ -64,7 +64,8 @@ impl fmt::Display for Why {
             ),
             Self::Driver { .. } => write!(
                 f,
-                "the memory limit of {limit} MiB, of which {used} MiB are in use and more is taken by the driver itself, has no room"
+                "the memory limit of {limit} MiB, of which {used} MiB are in use besides what the driver took by \
+                 itself, has no room"
             ),
         }
     }
@@ -76,7 +77,8 @@ pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
     if let Some(why) = why.filter(Why::is_of_real_part) {
         device.note_refusal(why.reason(), asked);
         report::once(format_args!(
-            "device {}: {} MiB are refused: {why}, and memory of graphs, arrays or cuMemCreate cannot be placed on the host",
+            "device {}: refused {} MiB: {why}, and memory of graphs, arrays or cuMemCreate cannot be placed on the \
+             host",
             device.uuid(),
             asked.div_ceil(MIB),
         ));
@@ -91,7 +93,7 @@ pub(super) fn declined(device: &DeviceLedger, asked: u64) -> CuResult {
     };
     let why = Why::of(&opened, asked);
     drop(opened);
-    tracing::debug!("device {}: {asked} bytes are refused: {why}", device.uuid());
+    tracing::debug!("device {}: refused {asked} bytes: {why}", device.uuid());
     CuResult::OUT_OF_MEMORY
 }
 

@@ -90,7 +90,7 @@ fn a_context_whose_size_is_a_guess() {
         fs::remove_file(session.stage.driver().join(name)).unwrap();
     }
     let seen = session.steps(&["used"]);
-    says(&seen, "NVML does not show what a CUDA context takes, which is assumed to be 512 MiB; ");
+    says(&seen, "NVML does not show the size of a CUDA context, which is assumed to be 512 MiB; ");
 }
 
 #[test]

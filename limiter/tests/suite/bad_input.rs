@@ -81,7 +81,7 @@ fn limits_for_devices_that_are_not_there() {
     let stage = Stage::new();
     for value in [r#"{"7": "1g"}"#, r#"{"GPU-ffffffff-0000-4000-8000-000000000000": "1g"}"#] {
         let outcome = outcome(stubborn(&stage).env(MEMORY_LIMIT, value));
-        refused(&outcome, &[MEMORY_LIMIT, "no such device is here", "nothing would be limited"]);
+        refused(&outcome, &[MEMORY_LIMIT, "no such device here", "nothing would be limited"]);
     }
     // One that is there is limited, and the other one is named.
     let both = format!(r#"{{"{}": "1g", "7": "1g"}}"#, UUIDS[0]);

@@ -127,7 +127,7 @@ fn without_nvml_an_index_is_that_of_the_only_device() {
     let said = of(&stage, "stubborn.c", &[(MEMORY_LIMIT, r#"{"0": "1g"}"#), (VISIBLE, "0")]);
     assert_eq!((said.value("first_error"), said.value("granted")), (2, 0), "{said:#?}");
     let [line] = said.complaints()[..] else { panic!("{said:#?}") };
-    assert!(line.contains("libnvidia-ml.so.1 is not here"), "{line}");
+    assert!(line.contains("libnvidia-ml.so.1 is missing"), "{line}");
     // Which of two is meant nobody tells.
     let refused = of(&stage, "stubborn.c", &[(MEMORY_LIMIT, r#"{"0": "1g"}"#)]);
     let [line] = refused.complaints()[..] else { panic!("{refused:#?}") };

@@ -185,7 +185,7 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
     // The program that waited was told why, once for each reason.
     session.kill();
     let said = session.end().stderr;
-    let reasons = ["a program uses it that no session knows", "the device is unhealthy"];
+    let reasons = ["a process outside any session uses it", "the device is unhealthy"];
     for reason in reasons {
         assert_eq!(said.matches(reason).count(), 1, "{said}");
     }

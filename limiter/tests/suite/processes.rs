@@ -262,7 +262,7 @@ fn a_library_that_is_preloaded_into_a_program_with_more_rights_does_nothing() {
     // NVML is not beside this driver.
     assert_eq!((plain.value("little"), plain.value("much")), (0, 2), "{plain:#?}");
     assert_eq!(plain.complaints().len(), 1, "{plain:#?}");
-    assert!(plain.stderr.contains("libnvidia-ml.so.1 is not here"), "{plain:#?}");
+    assert!(plain.stderr.contains("libnvidia-ml.so.1 is missing"), "{plain:#?}");
     fs::remove_dir_all(stage.folder().join("etc")).unwrap();
     Rights::Group.give(&program);
     let with = run(&program).silent();

@@ -267,7 +267,7 @@ fn devices_that_were_not_chosen_are_not_used() {
             let expected = if chosen { vec![own, own] } else { vec![own] };
             assert_eq!(granted(&stdout), expected, "{how} {options:?}: {stderr}");
             if !chosen {
-                said_once(&stderr, "is not one of those that this session was started with");
+                said_once(&stderr, "does not belong to this session");
             }
         }
     }

@@ -182,7 +182,7 @@ fn few_hardware_queues() {
 /// A client that is killed with held work might harm the others.
 #[test]
 fn under_an_mps_server_the_gate_is_on_the_thread() {
-    let said = "may be shared by an MPS server";
+    let said = "an MPS server may share contexts";
     for (mps, is_on_thread) in [("1", true), ("0", false)] {
         let settings = [("SLUICE_FAKE_MPS", mps), ("SLUICE_LOG", "info")];
         let outcome = holds_with("asks", "stream", "3", 700, &settings);

@@ -291,7 +291,7 @@ impl Lane {
         own.waits.store(false, Release);
         let _ = self.batches.are_done_to(self.batches.recorded());
         self.count.most_ns.store(0, Relaxed);
-        tracing::info!("a stream cannot wait for its gate: its thread does");
+        tracing::info!("a stream cannot wait for its gate, so its thread waits");
     }
 
     /// The last batch with a wait: the one that no mark covers yet, or the one before. What comes behind the wait may not
