@@ -51,7 +51,7 @@ pub enum ClientError {
     },
     /// What came back is not an answer to the call: it is not HTTP, not JSON, too large, or not of
     /// the expected type.
-    #[error("{endpoint} answered in an unexpected way: {what}")]
+    #[error("{endpoint} gave an unexpected answer: {what}")]
     Protocol {
         /// Where the server was called.
         endpoint: String,

@@ -159,7 +159,7 @@ impl BlockingHttpClient {
         Res: DeserializeOwned,
     {
         let body = serde_json::to_vec(request)
-            .map_err(|error| self.protocol(format!("the request cannot be encoded: {error}")))?;
+            .map_err(|error| self.protocol(format!("cannot encode the request: {error}")))?;
         let attempt = |left| {
             let call = method(self.url(path)).header("content-type", "application/json");
             let call = self.authorized(call).config().timeout_global(Some(left)).build();
@@ -246,9 +246,8 @@ impl BlockingHttpClient {
         if !(200..300).contains(&status) {
             return Err(ClientError::Refused { status, message: refusal_text(&bytes) });
         }
-        serde_json::from_slice(&bytes).map_err(|error| {
-            self.protocol(format!("the answer to {path} is not understood: {error}"))
-        })
+        serde_json::from_slice(&bytes)
+            .map_err(|error| self.protocol(format!("cannot parse the answer to {path}: {error}")))
     }
 
     fn protocol(&self, what: String) -> ClientError {

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 /// A server that is not to be believed: another user runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("user {uid} runs it: one of root or of user {own} is accepted")]
+#[error("user {uid} runs it; expected root or user {own}")]
 pub struct Stranger {
     /// The server's user, as it is called in this process's user namespace.
     pub uid: u32,
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(believe(own, path), Ok(()));
         let uid = own + 1;
         let words = believe(uid, path).unwrap_err().to_string();
-        assert_eq!(words, format!("user {uid} runs it: one of root or of user {own} is accepted"));
+        assert_eq!(words, format!("user {uid} runs it; expected root or user {own}"));
         assert_eq!(believe(NOT_KNOWN, path), Err(Stranger { uid: NOT_KNOWN, own }));
     }
 

@@ -23,12 +23,10 @@ pub struct TrustedRoots(Arc<ClientConfig>);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientTlsError {
     /// No certificate can be read, or none that can sign others or itself.
-    #[error(
-        "no certificate is in it: PEM that begins with 'BEGIN CERTIFICATE' is accepted, that of the CA"
-    )]
+    #[error("it has no certificate; expected the CA's in PEM, beginning with 'BEGIN CERTIFICATE'")]
     NoCertificate,
     /// The host can stand in no certificate.
-    #[error("'{0}' is no host: an IP address or a name is accepted")]
+    #[error("'{0}' is not a host; expected an IP address or a name")]
     NoHost(String),
     /// TLS itself refuses.
     #[error("TLS: {0}")]
@@ -156,15 +154,12 @@ fn failed(error: io::Error) -> Error {
 fn not_tls(error: &rustls::Error) -> Error {
     let problem = match error {
         rustls::Error::InvalidMessage(_) => {
-            "it does not speak TLS: a client without a CA is accepted".to_owned()
+            "it does not speak TLS; connect without a CA".to_owned()
         }
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
-        ) => {
-            "its certificate is not of the CA that is believed here; that of its own CA is accepted"
-                .to_owned()
-        }
-        rustls::Error::InvalidCertificate(_) => format!("its certificate does not hold: {error}"),
+        ) => "its certificate is not signed by the given CA; name the CA that signed it".to_owned(),
+        rustls::Error::InvalidCertificate(_) => format!("its certificate is invalid: {error}"),
         other => format!("TLS: {other}"),
     };
     Error::Other(Box::new(TransportError::Tls(problem)))

@@ -30,10 +30,10 @@ pub(super) enum TransportError {
     #[error(transparent)]
     NoConnection(io::Error),
     /// A kept connection was found closed when it was used again.
-    #[error("the kept connection had been closed: {0}")]
+    #[error("the kept-alive connection had been closed: {0}")]
     Stale(io::Error),
     /// The server is not who it should be, or does not speak TLS.
-    #[cfg_attr(not(feature = "client-tls"), expect(dead_code, reason = "there is no TLS"))]
+    #[cfg_attr(not(feature = "client-tls"), expect(dead_code, reason = "TLS is not set up"))]
     #[error("{0}")]
     Tls(String),
 }

@@ -14,10 +14,7 @@ pub struct BearerToken(Vec<u8>);
 
 /// A token that is too easy to guess, or that no header can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a token of {bytes} bytes is not accepted: it needs {SHORTEST} at least, all of them visible \
-     ASCII characters"
-)]
+#[error("a token of {bytes} bytes; expected at least {SHORTEST} visible ASCII characters")]
 pub struct WeakToken {
     /// Its length.
     pub bytes: usize,

@@ -42,10 +42,7 @@ pub async fn read_json<T: DeserializeOwned>(
         })?
         .map_err(|error| {
             let status = ResponseError::status(&error);
-            ApiError::new(
-                status,
-                format!("the body cannot be read: {error} (at most {most} bytes)"),
-            )
+            ApiError::new(status, format!("cannot read the body: {error} (at most {most} bytes)"))
         })?;
     serde_json::from_slice(&bytes).map_err(|error| {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not as expected: {error}"))
@@ -66,7 +63,7 @@ impl<T: Serialize + Send> IntoResponse for Answer<T> {
 }
 
 fn not_encoded(error: &serde_json::Error) -> Response {
-    let problem = format!("the answer cannot be encoded: {error}");
+    let problem = format!("cannot encode the answer: {error}");
     refuse(StatusCode::INTERNAL_SERVER_ERROR, problem)
 }
 

@@ -68,14 +68,14 @@ pub enum BindError {
         path: PathBuf,
     },
     /// Something there is not a stream socket; it is left alone.
-    #[error("{path} exists and is not a socket of a server")]
+    #[error("{path} exists and is not a server's socket")]
     NotASocket {
         /// The path in question.
         path: PathBuf,
     },
     /// Something where the lock should be is not this user's lock; it is left alone.
     #[error(
-        "{path} exists and is not a lock of user {uid}: an empty file of that user's, with one name",
+        "{path} exists and is not a lock of user {uid}; expected an empty file of that user with one name",
         uid = geteuid().as_raw()
     )]
     NotALock {
@@ -83,13 +83,13 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The path names no file.
-    #[error("{path:?} is not the path of a socket")]
+    #[error("{path:?} is not a socket path")]
     NoName {
         /// The path.
         path: PathBuf,
     },
     /// The path is too long for a socket.
-    #[error("{}… has {length} bytes: at most {LONGEST_PATH} are accepted", beginning(path))]
+    #[error("{}… has {length} bytes; expected at most {LONGEST_PATH}", beginning(path))]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -97,7 +97,7 @@ pub enum BindError {
         length: usize,
     },
     /// The folder does not exist.
-    #[error("{path}: there is no folder {folder}")]
+    #[error("{path}: the directory {folder} does not exist")]
     NoFolder {
         /// The socket's path.
         path: PathBuf,

@@ -37,8 +37,8 @@ impl Peer {
 impl<'a> FromRequest<'a> for Peer {
     async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
         Self::from_address(request.remote_addr()).ok_or_else(|| {
-            let message = "the calling process is not known: call over the Unix socket, from a \
-                           process that the server can see";
+            let message = "the calling process is unknown; call over the Unix socket, from a process that the server \
+                           can see";
             ApiError::new(StatusCode::FORBIDDEN, message).into()
         })
     }

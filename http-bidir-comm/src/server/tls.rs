@@ -38,14 +38,14 @@ pub struct ServerTls(Arc<ServerConfig>);
 pub enum ServerTlsError {
     /// No certificate can be read.
     #[error(
-        "no certificate is in it: PEM that begins with 'BEGIN CERTIFICATE' is accepted, the server's own first"
+        "it has no certificate; expected PEM that begins with 'BEGIN CERTIFICATE', the server's own first"
     )]
     NoCertificate,
     /// No key can be read.
-    #[error("no private key is in it: PEM that begins with 'BEGIN PRIVATE KEY' is accepted")]
+    #[error("it has no private key; expected PEM that begins with 'BEGIN PRIVATE KEY'")]
     NoKey,
     /// They do not belong together, or are of a kind that is not known.
-    #[error("certificate and key: {0}; a key that belongs to the first certificate is accepted")]
+    #[error("certificate and key: {0}; expected the key of the first certificate")]
     Unusable(rustls::Error),
 }
 
@@ -169,8 +169,7 @@ fn poll_first(stream: &TcpStream, context: &mut Context<'_>) -> Poll<io::Result<
 
 /// Tells a caller who speaks HTTP as it is what would be accepted.
 fn tell_plain(stream: &TcpStream) {
-    let problem =
-        "this port speaks TLS: https, and the CA of the server's certificate, are accepted";
+    let problem = "this port speaks TLS; use https and the CA of the server's certificate";
     let _ = stream.try_read(&mut [0; DRAINED]);
     let _ = stream.try_write(&ApiError::new(StatusCode::BAD_REQUEST, problem).last_words());
 }

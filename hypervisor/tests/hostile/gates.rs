@@ -74,12 +74,12 @@ fn what_is_no_page_counts_as_none() {
         (Box::new(memory(4_096, sealed)), "4096 bytes"),
         (Box::new(memory(1 << 40, sealed)), "1099511627776 bytes"),
         (Box::new(memory(12_288, sealed)), "magic is 0x0"),
-        (Box::new(File::options().read(true).write(true).open(&fifo).unwrap()), "not of memory"),
-        (Box::new(io::pipe().unwrap().0), "not of memory"),
-        (Box::new(File::open("/proc/self/mem").unwrap()), "not of memory"),
-        (Box::new(File::open("/").unwrap()), "not of memory"),
-        (Box::new(stream), "not of memory"),
-        (Box::new(File::open("/dev/tty").or_else(|_| File::open("/dev/null")).unwrap()), "not of"),
+        (Box::new(File::options().read(true).write(true).open(&fifo).unwrap()), "a memfd"),
+        (Box::new(io::pipe().unwrap().0), "a memfd"),
+        (Box::new(File::open("/proc/self/mem").unwrap()), "a memfd"),
+        (Box::new(File::open("/").unwrap()), "a memfd"),
+        (Box::new(stream), "a memfd"),
+        (Box::new(File::open("/dev/tty").or_else(|_| File::open("/dev/null")).unwrap()), "a memfd"),
     ];
     // A connection and a watched process.
     let _: Registered = client.post(path::REGISTER, &registration("a", 1), PATIENCE).unwrap();
@@ -91,7 +91,7 @@ fn what_is_no_page_counts_as_none() {
     }
     for number in [-1, i64::MIN, 1 << 31, i64::MAX] {
         register(&client, "a", number);
-        reasons.push("are possible");
+        reasons.push("expected 0 to 2147483647");
     }
     let worker = register(&client, "a", 1_000_000);
     reasons.push("looking up the descriptor");

@@ -275,7 +275,10 @@ fn over_tls_the_same_holds_and_either_side_says_what_it_would_accept() {
     // Nobody is answered who does not speak TLS, whatever is sent.
     for token in [None, Some(TOKEN)] {
         let said = client(address, token).get::<SessionList>(api::path::SESSIONS, PATIENCE);
-        assert!(said.as_ref().unwrap_err().to_string().contains("speaks TLS: https"), "{said:?}");
+        assert!(
+            said.as_ref().unwrap_err().to_string().contains("speaks TLS; use https"),
+            "{said:?}"
+        );
         assert_eq!(status_of(said), 400);
     }
     let (_dir, _daemon, address) = start();
@@ -376,7 +379,10 @@ fn a_key_that_is_no_secret_or_not_the_certificates_is_refused() {
     refused(&options, "the key in");
     let (certificate, key) = authority.signs("127.0.0.1");
     let (_, other) = authority.signs("127.0.0.1");
-    refused(&tls_files(dir.path(), (certificate.clone(), other)), "belongs to the first");
+    refused(
+        &tls_files(dir.path(), (certificate.clone(), other)),
+        "the key of the first certificate",
+    );
     refused(&tls_files(dir.path(), (key, certificate.clone())), "BEGIN CERTIFICATE'");
     refused(&tls_files(dir.path(), (certificate.clone(), certificate)), "BEGIN PRIVATE KEY'");
     fs::remove_file(dir.path().join("cert.pem")).unwrap();

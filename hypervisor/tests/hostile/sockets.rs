@@ -53,17 +53,17 @@ fn what_is_refused_leaves_no_trace() {
     symlink("live", at("link")).unwrap();
     symlink("nothing", at("dangling")).unwrap();
     mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let other = "exists and is not a socket of a server";
+    let other = "exists and is not a server's socket";
     for name in ["file", "folder", "link", "dangling", "fifo", "datagrams"] {
         is_refused(folder, at(name), other);
     }
     is_refused(folder, at("live"), "is in use by a running server");
-    is_refused(folder, at("none/socket"), "there is no folder");
-    is_refused(folder, at("none/deeper/socket"), "there is no folder");
-    is_refused(folder, at("file/socket"), "there is no folder");
-    is_refused(folder, at(&"x".repeat(108 - folder.as_os_str().len())), "at most 107 are accepted");
-    is_refused(folder, at(&"x".repeat(5000)), "at most 107 are accepted");
-    is_refused(folder, "none/..", "is not the path of a socket");
+    is_refused(folder, at("none/socket"), "does not exist");
+    is_refused(folder, at("none/deeper/socket"), "does not exist");
+    is_refused(folder, at("file/socket"), "does not exist");
+    is_refused(folder, at(&"x".repeat(108 - folder.as_os_str().len())), "expected at most 107");
+    is_refused(folder, at(&"x".repeat(5000)), "expected at most 107");
+    is_refused(folder, "none/..", "is not a socket path");
     is_refused(folder, "/", other);
     is_refused(folder, "folder/", other);
     assert_eq!(fs::read_to_string(at("file")).unwrap(), "precious");

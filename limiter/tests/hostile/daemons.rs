@@ -102,7 +102,7 @@ fn another_user_s_daemon_counts_as_absent() {
     };
     let refused = run(true);
     assert_eq!((refused.code(), &*refused.stdout), (2, ""), "{refused:#?}");
-    assert!(refused.stderr.contains("user 4242 runs it: one of root or"), "{refused:#?}");
+    assert!(refused.stderr.contains("user 4242 runs it; expected root or"), "{refused:#?}");
     let warned = run(false).succeeded();
     assert_eq!(warned.stdout, "ran\n");
     assert!(warned.stderr.contains("ignored, because user 4242 runs it"), "{warned:#?}");

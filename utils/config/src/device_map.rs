@@ -18,7 +18,7 @@ pub(super) fn read<V>(
         Err(error) => return Err(format!("not JSON ({error})")),
     };
     if object.is_empty() {
-        return Err("no device is named, so nothing would be limited".to_owned());
+        return Err("it names no device, so nothing would be limited".to_owned());
     }
     let mut values: Vec<(GpuKey, V)> = Vec::with_capacity(object.len());
     for (name, json) in &object {
@@ -40,7 +40,7 @@ pub(super) fn read<V>(
     }
     // The parser keeps only the last of two equal keys. A limit must not be lost in this way.
     if members(text) != object.len() {
-        return Err("a key is there twice".to_owned());
+        return Err("a key occurs twice".to_owned());
     }
     Ok(values)
 }

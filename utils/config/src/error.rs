@@ -11,7 +11,7 @@ const SHOWN: usize = 160;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The value does not have the variable's form.
-    #[error("{}={}: {problem}; accepted is {accepted}", OneLine(variable), OneLine(value))]
+    #[error("{}={}: {problem}; expected {accepted}", OneLine(variable), OneLine(value))]
     Value {
         /// Name as set, index included.
         variable: String,
@@ -23,7 +23,7 @@ pub enum ConfigError {
         accepted: &'static str,
     },
     /// The value is not UTF-8.
-    #[error("{}: the value is not UTF-8 text; accepted is {accepted}", OneLine(variable))]
+    #[error("{}: the value is not UTF-8; expected {accepted}", OneLine(variable))]
     NotText {
         /// Name as set, index included.
         variable: String,
@@ -32,7 +32,7 @@ pub enum ConfigError {
     },
     /// A name that starts like an indexed variable but does not end in an index.
     #[error(
-        "{}: '{}' is not a device index; accepted are {base} and {base}_0, {base}_1, ...",
+        "{}: '{}' is not a device index; expected {base}, {base}_0, {base}_1, ...",
         OneLine(variable),
         OneLine(index)
     )]
@@ -46,7 +46,7 @@ pub enum ConfigError {
     },
     /// A name with an index, of a variable that takes none.
     #[error(
-        "{}: {base} takes no index; accepted is {base} itself, as {accepted}",
+        "{}: {base} takes no index; expected {base} itself, set to {accepted}",
         OneLine(variable)
     )]
     NoIndex {
@@ -61,7 +61,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Conflict(#[from] RequestError),
     /// One of two variables that need each other.
-    #[error("{set} is set and {missing} is not: set both, or neither")]
+    #[error("{set} is set, but {missing} is not; set both or neither")]
     Incomplete {
         /// The one that is set.
         set: &'static str,

@@ -146,7 +146,7 @@ impl Config {
             });
             free.then_some(name)
         };
-        let off = lifts(Meaning::ControlDisabled, true, "no limit holds in this process");
+        let off = lifts(Meaning::ControlDisabled, true, "all limits are off in this process");
         let no_cuda = lifts(Meaning::CudaHooks, false, "CUDA calls are not limited");
         let no_nvml = lifts(Meaning::NvmlHooks, false, "NVML shows the device, not the limits");
         if let Some(name) = off {
@@ -316,7 +316,7 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
 /// A line for each variable that asks for something that is not done.
 fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
     let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
-        (Meaning::MemoryLimit, Value::Unsaid) => Some("0 is no memory limit"),
+        (Meaning::MemoryLimit, Value::Unsaid) => Some("0 means no memory limit"),
         (Meaning::MemoryRatio, Value::Ratio(millionths)) if *millionths < u64::from(PPM_ONE) => {
             Some("a ratio below 1 places nothing on the host")
         }
@@ -331,13 +331,13 @@ fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
         (Meaning::ComputePolicy, Value::Policy(Policy::Balance))
             if setting.variable.system == System::Sluice && !rules.has_shares() =>
         {
-            Some("no share of a device's time is set that could be guaranteed")
+            Some("no compute share is set to guarantee")
         }
         (Meaning::Weight, _) if !rules.can_balance() => {
-            Some("idle time is given out under policy balance only")
+            Some("only policy balance gives out idle time")
         }
         (Meaning::Priority, Value::Priority(Priority::Low)) if !rules.has_shares() => {
-            Some("no share of a device's time is set")
+            Some("no compute share is set")
         }
         _ => None,
     };

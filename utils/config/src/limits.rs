@@ -80,7 +80,7 @@ impl fmt::Display for DeviceSettings {
         self.request.fmt(f)?;
         if !self.unresolved.is_empty() {
             let names = self.unresolved.join(", ");
-            write!(f, ", undecided for want of the device's index: {names}")?;
+            write!(f, ", undecided because the device's index is unknown: {names}")?;
         }
         match &self.conflict {
             Some(conflict) => write!(f, ", refused: {conflict}"),

@@ -8,7 +8,7 @@ use crate::units::{Amount, Percent, Size};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// A setting that needs a share, without a share.
-    #[error("{name} needs {share}: the share of the device's time that is guaranteed")]
+    #[error("{name} needs {share}, the guaranteed compute share")]
     NeedsShare {
         /// The setting.
         name: Name,
@@ -17,7 +17,7 @@ pub enum RequestError {
     },
     /// Settings for a policy that enforces nothing.
     #[error(
-        "{policy} takes the compute limit away: beside it these would have no effect, leave them out: {}",
+        "{policy} removes the compute limit, so these would have no effect; leave them out: {}",
         others.join(", ")
     )]
     NoneBesideOthers {
@@ -27,7 +27,7 @@ pub enum RequestError {
         others: Vec<Name>,
     },
     /// A burst limit under a policy that gives no idle time.
-    #[error("{soft} is for idle time, and {policy} gives none: set only one of them")]
+    #[error("{soft} limits idle time, and {policy} gives none; set only one of them")]
     SoftUnderFixed {
         /// The burst limit.
         soft: Name,
@@ -35,7 +35,7 @@ pub enum RequestError {
         policy: Name,
     },
     /// A part of spare time under a policy that gives none.
-    #[error("{weight} is for idle time: it needs {balance}")]
+    #[error("{weight} divides idle time, so it needs {balance}")]
     WeightWithoutBalance {
         /// The weight.
         weight: Name,
@@ -54,7 +54,7 @@ pub enum RequestError {
         share: Named<u32>,
     },
     /// A real part without a memory limit.
-    #[error("{real} is a part of a memory limit, and there is none: set {memory}, too")]
+    #[error("{real} is part of a memory limit, and none is set; set {memory} too")]
     RealWithoutLimit {
         /// The part.
         real: Name,
@@ -70,7 +70,7 @@ pub enum RequestError {
         limit: Named<u64>,
     },
     /// A percentage of a device that is less than a byte.
-    #[error("{name}: {amount} of {device} is nothing: more than 0 bytes are accepted")]
+    #[error("{name}: {amount} of {device} is 0 bytes; expected more")]
     Nothing {
         /// The setting.
         name: Name,
@@ -81,7 +81,7 @@ pub enum RequestError {
     },
     /// A part of a device whose size is not known.
     #[error(
-        "{name}: {what} is asked for, and the size of {device} is not known; a size in bytes is accepted"
+        "{name}: {what} needs the size of {device}, which is unknown; expected a size in bytes"
     )]
     UnknownSize {
         /// The setting.

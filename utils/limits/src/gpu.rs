@@ -59,7 +59,8 @@ impl Kind {
 /// A text that is not the UUID of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a GPU: a UUID as NVML prints it is accepted, such as GPU-3430f778-7a25-704c-9090-8b0bb2478114 or MIG-…, in any case"
+    "{0:?} is not a GPU; expected a UUID as NVML prints it, such as GPU-3430f778-7a25-704c-9090-8b0bb2478114 or \
+     MIG-…, in any case"
 )]
 pub struct GpuIdError(pub String);
 

@@ -33,7 +33,7 @@ pub enum Priority {
 
 /// A word that is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not one of those accepted: {accepted}")]
+#[error("expected {accepted}")]
 pub struct UnknownWord {
     /// The accepted words.
     pub accepted: &'static str,

@@ -34,7 +34,7 @@ pub enum UnitError {
     )]
     Size(String),
     /// A size that does not fit into 64 bits.
-    #[error("'{}' is too large: sizes go up to 16 EiB", Cut(.0, SHOWN))]
+    #[error("'{}' is too large; expected at most 16 EiB", Cut(.0, SHOWN))]
     TooLarge(String),
     /// Neither a size above 0 nor a percentage.
     #[error(
@@ -44,7 +44,8 @@ pub enum UnitError {
     Amount(String),
     /// A small number whose unit was forgotten.
     #[error(
-        "{number} without a unit is {bytes} bytes, which is never meant: did you mean {number}{unit}? Below 1 MiB a size needs its unit, as in {number}B"
+        "{number} without a unit is {bytes} bytes, which is probably a mistake: did you mean {number}{unit}? A size \
+         below 1 MiB needs a unit, as in {number}B"
     )]
     Bare {
         /// The number.
@@ -304,7 +305,7 @@ mod tests {
         }
         let hint = |text: &str| parse_amount(text).unwrap_err().to_string();
         for (text, meant) in [
-            ("8", "8 without a unit is 8 bytes, which is never meant: did you mean 8GiB?"),
+            ("8", "8 without a unit is 8 bytes, which is probably a mistake: did you mean 8GiB?"),
             (" 1.5 ", "did you mean 1.5GiB?"),
             ("8192", "did you mean 8192MiB?"),
             ("1048575", "did you mean 1048575KiB?"),

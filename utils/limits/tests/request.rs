@@ -180,7 +180,7 @@ fn limits_come_and_go() {
     let unlimited = Options { no_mem: true, ..none() };
     assert_eq!(changed(&both, unlimited), Ok(balanced));
     let part_of_nothing = Options { no_mem: true, mem_real: gib(1), ..none() };
-    assert!(changed(&both, part_of_nothing).unwrap_err().contains("--mem-real is a part"));
+    assert!(changed(&both, part_of_nothing).unwrap_err().contains("--mem-real is part"));
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn what_cannot_be_meant_together_is_refused() {
         (Options { policy: Some(Policy::None), ..share }, "--policy none"),
         (Options { soft: Some(600_000), policy: fixed, ..share }, "--policy fixed"),
         (Options { soft: Some(299_999), ..share }, "--burst 29.9999% is less than --compute 30%"),
-        (Options { weight: Some(2), ..share }, "--weight is for idle time"),
-        (Options { mem_real: gib(1), ..none() }, "--mem-real is a part of a memory limit"),
+        (Options { weight: Some(2), ..share }, "--weight divides idle time"),
+        (Options { mem_real: gib(1), ..none() }, "--mem-real is part of a memory limit"),
         (
             Options { mem: mib, mem_real: gib(1), ..none() },
             "--mem-real 1GiB is more than --mem 1MiB",

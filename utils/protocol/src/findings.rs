@@ -52,11 +52,9 @@ impl Findings {
                 && matches!(finding.state, FindingState::Broken | FindingState::Skipped)
         };
         let (state, found, mend) = match self.0.iter().find(stands) {
-            Some(broken) => (
-                FindingState::Skipped,
-                format!("not looked at: mend '{}' first", broken.check),
-                None,
-            ),
+            Some(broken) => {
+                (FindingState::Skipped, format!("not checked: fix '{}' first", broken.check), None)
+            }
             None => match look() {
                 Ok(found) => (FindingState::Ok, found, None),
                 Err(Wrong { state, found, mend }) => (state, found, mend),
@@ -103,9 +101,7 @@ impl DoctorReport {
             }
         }
         let verdict = match self.is_unjudged() {
-            true => {
-                "Nothing is broken; whether limits hold could not be judged, because the GPU is busy."
-            }
+            true => "Nothing is broken, but the GPU is too busy to judge whether limits hold.",
             false if self.healthy => healthy,
             false => broken,
         };
@@ -132,7 +128,7 @@ mod tests {
         let text = report.told("fine", "not fine");
         assert!(text.contains("BROKEN   a              is gone\n"), "{text}");
         assert!(text.contains("-> fetch a\n"), "{text}");
-        assert!(text.contains("skipped  b              not looked at: mend 'a' first"), "{text}");
+        assert!(text.contains("skipped  b              not checked: fix 'a' first"), "{text}");
         assert!(text.ends_with("\nnot fine\n"), "{text}");
     }
 
@@ -145,6 +141,9 @@ mod tests {
         assert!(!report.healthy && report.is_unjudged());
         let text = report.told("fine", "not fine");
         assert!(text.contains("busy     b              the GPU is busy\n"), "{text}");
-        assert!(text.ends_with("could not be judged, because the GPU is busy.\n"), "{text}");
+        assert!(
+            text.ends_with("but the GPU is too busy to judge whether limits hold.\n"),
+            "{text}"
+        );
     }
 }

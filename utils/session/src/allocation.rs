@@ -40,11 +40,11 @@ pub enum AllocationError {
     /// The node has not written it.
     #[error(
         "the limits of this container are not known: its node has not written {FOLDER}/{FILE} within {0:?}; \
-         'hypervisor node' has to run there, and kubelets do not tell whose the GPUs of init containers are"
+         'hypervisor node' must run there, and kubelets do not say which GPUs init containers have"
     )]
     Late(Duration),
     /// The folder is not the node's.
-    #[error("{FOLDER}: a folder of root's is accepted, this is {0}")]
+    #[error("{FOLDER}: expected a folder of root, but this is {0}")]
     NotRoots(String),
     /// It cannot be looked at.
     #[error("{FOLDER}: {0}")]

@@ -252,7 +252,7 @@ impl Folder {
         }
         Err(FolderError::Unsafe {
             path: told(&path),
-            wanted: format!("a regular file of user {} without a second name", self.uid),
+            wanted: format!("a regular file of user {} with one name", self.uid),
             found: format!("{} of user {} with {} names", called(kind), stat.st_uid, stat.st_nlink),
         })
     }
@@ -428,7 +428,7 @@ fn not_one(path: &Path, stat: &Stat) -> FolderError {
     let kind = FileType::from_raw_mode(stat.st_mode);
     FolderError::Unsafe {
         path: told(path),
-        wanted: "a directory of the user whose session it is".to_owned(),
+        wanted: "a directory of the session's user".to_owned(),
         found: format!("{} of user {}", called(kind), stat.st_uid),
     }
 }

@@ -54,11 +54,11 @@ pub struct SettingsError {
 
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    #[error("the settings of the session's owner cannot be written: {0}")]
+    #[error("cannot write the settings of the session's owner: {0}")]
     Write(io::Error),
-    #[error("the settings of the session's owner cannot be read, so its limits are not known: {0}")]
+    #[error("cannot read the settings of the session's owner, so its limits are not known: {0}")]
     Read(io::Error),
-    #[error("not the settings of a session's owner, so its limits are not known: {0}")]
+    #[error("invalid settings of the session's owner, so its limits are not known: {0}")]
     Foreign(String),
 }
 
@@ -82,7 +82,7 @@ impl OwnerSettings {
         let made = serde_json::to_vec(&written).map_err(io::Error::other).and_then(|text| {
             if text.len() as u64 > MOST_BYTES {
                 let reason =
-                    format!("they have {} bytes, {MOST_BYTES} at most are read", text.len());
+                    format!("they have {} bytes; expected at most {MOST_BYTES}", text.len());
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
             }
             // Who may enter the directory is a process of the session.
@@ -125,16 +125,14 @@ fn read(owner: u32, path: &Path) -> Result<OwnerSettings, Problem> {
         .map_err(Problem::Read)?;
     let found = file.metadata().map_err(Problem::Read)?;
     if !found.is_file() || found.uid() != owner {
-        return Err(Problem::Foreign(format!("it is no file of user {owner}")));
+        return Err(Problem::Foreign(format!("it does not belong to user {owner}")));
     }
     let text = bounded(&file).map_err(Problem::Read)?;
     let written: Written =
         serde_json::from_slice(&text).map_err(|error| Problem::Foreign(error.to_string()))?;
     if written.version != VERSION {
         let version = written.version;
-        return Err(Problem::Foreign(format!(
-            "its version is {version}, this build knows {VERSION}"
-        )));
+        return Err(Problem::Foreign(format!("its version is {version}; expected {VERSION}")));
     }
     let Written { variables, devices, name, command, .. } = written;
     Ok(OwnerSettings { variables, devices, name, command })
@@ -213,10 +211,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let problem = || OwnerSettings::of(dir.path()).unwrap_err().to_string();
-        assert!(problem().contains("cannot be read"), "{}", problem());
+        assert!(problem().contains("cannot read"), "{}", problem());
         for wrong in ["", "{", "[]", r#"{"version":1}"#, r#"{"version":1,"variables":{"A":1}}"#] {
             fs::write(&path, wrong).unwrap();
-            assert!(problem().contains("not the settings"), "{wrong}: {}", problem());
+            assert!(problem().contains("invalid settings"), "{wrong}: {}", problem());
         }
         fs::write(&path, r#"{"version":2,"variables":{},"devices":null}"#).unwrap();
         assert!(problem().contains("its version is 2"), "{}", problem());
@@ -224,10 +222,10 @@ mod tests {
         let elsewhere = dir.path().join("elsewhere");
         fs::write(&elsewhere, r#"{"version":1,"variables":{},"devices":null}"#).unwrap();
         symlink(&elsewhere, &path).unwrap();
-        assert!(problem().contains("cannot be read"), "{}", problem());
+        assert!(problem().contains("cannot read"), "{}", problem());
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(problem().contains("no file of user"), "{}", problem());
+        assert!(problem().contains("does not belong to user"), "{}", problem());
     }
 
     #[test]

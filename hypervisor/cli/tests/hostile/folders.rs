@@ -183,7 +183,10 @@ fn a_user_whose_folders_name_is_taken_gets_another_one() {
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.starts_with(&*place.to_string_lossy()), "{stdout}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.contains("is not this user's") && stderr.contains(&*place.to_string_lossy()));
+    assert!(
+        stderr.contains("does not belong to this user")
+            && stderr.contains(&*place.to_string_lossy())
+    );
     // The environment has no say, and the place stays when the usual one is free again.
     sluice.set("XDG_RUNTIME_DIR", "/tmp");
     fs::remove_dir(user.base()).unwrap();
@@ -227,7 +230,7 @@ fn a_preloaded_program_says_once_that_its_folder_is_elsewhere() {
     let (code, stdout, stderr) = outcome(&mut command);
     assert_eq!((code, stdout.as_str()), (0, "ready 0\n"), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.contains("is not this user's"), "{stderr}");
+    assert!(stderr.contains("does not belong to this user"), "{stderr}");
     // Root finds the session there.
     let (_, stdout, _) = outcome(sluice.command().args(["status", "--all"]));
     let uid = user.uid.to_string();

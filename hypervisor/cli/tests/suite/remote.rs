@@ -153,7 +153,7 @@ fn over_tls_the_ca_is_named_by_a_file() {
     );
     secret(Path::new(&far.file("other.pem")), &Authority::new().pem);
     let (code, _, stderr) = status(Some(&far.file("other.pem")));
-    assert!(code == 70 && stderr.contains("not of the CA"), "{stderr}");
+    assert!(code == 70 && stderr.contains("not signed by the given CA"), "{stderr}");
     let (code, _, stderr) = status(Some(&far.file("token")));
     assert!(code == 2 && stderr.contains("BEGIN CERTIFICATE"), "{stderr}");
 }

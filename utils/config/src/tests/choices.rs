@@ -178,10 +178,10 @@ fn what_has_no_effect_is_said_once_and_only_where_it_asks_for_something() {
         ("CUDA_MEM_RATIO", "0.9", memory, "below 1"),
         ("CUDA_MEM_OVERSOLD", "true", share, "no memory limit"),
         ("CUDA_OVERSUBSCRIBE", "true", share, "no memory limit"),
-        ("SLUICE_POLICY", "balance", memory, "no share"),
-        ("SLUICE_WEIGHT", "3", share, "policy balance only"),
-        ("SLUICE_PRIORITY", "low", memory, "no share"),
-        ("CUDA_TASK_PRIORITY", "1", memory, "no share"),
+        ("SLUICE_POLICY", "balance", memory, "no compute share"),
+        ("SLUICE_WEIGHT", "3", share, "only policy balance"),
+        ("SLUICE_PRIORITY", "low", memory, "no compute share"),
+        ("CUDA_TASK_PRIORITY", "1", memory, "no compute share"),
     ] {
         let config = config([(name, value), with]).unwrap();
         assert_eq!(config.warnings.len(), 1, "{name}");
@@ -256,7 +256,8 @@ fn an_index_where_none_is_read_is_refused() {
         for index in ["_0", "_7", "_GPU", "_"] {
             let indexed = format!("{name}{index}");
             let error = config([(indexed.as_str(), "1g")]).unwrap_err().to_string();
-            let said = format!("{indexed}: {name} takes no index; accepted is {name} itself, as a");
+            let said =
+                format!("{indexed}: {name} takes no index; expected {name} itself, set to a");
             assert!(error.starts_with(&said), "{error}");
             assert!(config([(indexed.as_str(), "")]).is_ok(), "{indexed}");
         }

@@ -76,7 +76,7 @@ fn zero_is_no_memory_limit_where_its_system_says_so() {
     ] {
         let config = config([(name, value)]).unwrap();
         assert!(!config.limits_anything(), "{name}={value}");
-        assert_eq!(config.warnings, [format!("{name} has no effect: 0 is no memory limit")]);
+        assert_eq!(config.warnings, [format!("{name} has no effect: 0 means no memory limit")]);
     }
     let one = limits([("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "0m")]);
     assert_eq!(one.bytes(), Some(GIB), "what is set for every device holds");

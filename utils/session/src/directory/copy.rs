@@ -29,7 +29,7 @@ pub(super) fn lasting(
     }
     Err(FolderError::Unsafe {
         path: elsewhere.path().to_owned(),
-        wanted: "on a file system whose files may be executed".to_owned(),
+        wanted: "on a file system without noexec".to_owned(),
         found: format!("mounted noexec, as {} is", base.path().display()),
     }
     .into())

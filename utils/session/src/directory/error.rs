@@ -11,7 +11,7 @@ pub enum DirectoryError {
     Folder(#[from] FolderError),
     /// The variable that names this process's session does not name a directory.
     #[error(
-        "{variable}: {}: {reason}; it has to be the directory that `sluice run` made", path.display()
+        "{variable}: {}: {reason}; expected the directory that `sluice run` made", path.display()
     )]
     NotOne {
         /// The variable.

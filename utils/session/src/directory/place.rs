@@ -114,13 +114,13 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
 
 fn found_at(taken: Option<&Path>) -> String {
     taken.map_or_else(
-        || "nothing of the kind".to_owned(),
-        |_| "another user's, like all others in which it could be".to_owned(),
+        || "missing".to_owned(),
+        |_| "owned by another user, like all other possible places".to_owned(),
     )
 }
 
 fn not_ones_own(taken: &Path) -> String {
-    format!("{} is not this user's", taken.display())
+    format!("{} does not belong to this user", taken.display())
 }
 
 fn is_at(folder: Folder, why_not: Option<String>) -> Place {

@@ -18,10 +18,10 @@ pub enum GatePageError {
     #[error("gate page: all {BLOCKS} blocks are in use")]
     Full,
     /// The program has closed the descriptor, and opened another file by its number.
-    #[error("gate page: its descriptor is of another file now")]
+    #[error("gate page: its descriptor now refers to another file")]
     Replaced,
     /// No descriptor has this number.
-    #[error("gate page: descriptor {0}: 0 to 2147483647 are possible")]
+    #[error("gate page: descriptor {0}; expected 0 to 2147483647")]
     Descriptor(i64),
     /// The process has ended, or is not the one that was meant.
     #[error("gate page: process {pid} is not a process of user {uid}")]
@@ -32,24 +32,24 @@ pub enum GatePageError {
         uid: u32,
     },
     /// Not a file of the kind that a page is.
-    #[error("gate page: the descriptor is not of memory that memfd_create(2) made")]
+    #[error("gate page: the descriptor does not refer to a memfd")]
     NotAMemfd,
     /// It could be cut short, or not be written to.
     #[error(
-        "gate page: the memory has the seals {found:#x}; 0x7 are needed (seal, shrink, grow), and not 0x8 or 0x10"
+        "gate page: the memory has the seals {found:#x}; expected 0x7 (seal, shrink, grow) without 0x8 or 0x10"
     )]
     Seals {
         /// F_GET_SEALS
         found: u32,
     },
     /// It is not as long as a page.
-    #[error("gate page: {found} bytes; a page has {LENGTH}")]
+    #[error("gate page: {found} bytes; expected {LENGTH}")]
     Size {
         /// Its length.
         found: u64,
     },
     /// Not a page, or one of another version.
-    #[error("gate page: {field} is {found:#x}; {wanted:#x} is known here")]
+    #[error("gate page: {field} is {found:#x}; expected {wanted:#x}")]
     Foreign {
         /// The field of the header.
         field: &'static str,
@@ -59,7 +59,7 @@ pub enum GatePageError {
         wanted: u64,
     },
     /// This process has mapped as many pages as it can keep track of.
-    #[error("gate page: too many pages are mapped here")]
+    #[error("gate page: this process has mapped too many pages")]
     TooMany,
 }
 

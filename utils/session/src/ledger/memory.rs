@@ -78,7 +78,7 @@ impl fmt::Display for MemoryBound {
 
 /// An impossible value in the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the session's page is damaged: slot {slot} gives back {asked} bytes and has {has}")]
+#[error("the session's page is damaged: slot {slot} releases {asked} bytes but has only {has}")]
 pub struct Damaged {
     /// The slot.
     pub slot: usize,

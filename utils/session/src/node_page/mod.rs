@@ -104,22 +104,22 @@ pub enum NodePageError {
         source: io::Error,
     },
     /// Another user made it.
-    #[error("page of the node: it belongs to user {found}; this user's and root's are read")]
+    #[error("page of the node: owned by user {found}; expected this user or root")]
     Stranger {
         /// Whose it is.
         found: u32,
     },
     /// No page.
-    #[error("page of the node: it does not begin like one, or has been cut short")]
+    #[error("page of the node: wrong beginning, or truncated")]
     NoPage,
     /// Something else has the name.
-    #[error("page of the node: something else is at {0}, and is left alone")]
+    #[error("page of the node: {0} is something else, and is left alone")]
     Taken(PathBuf),
     /// A version that is not read here.
-    #[error("page of the node: version {0}; {VERSION} is read")]
+    #[error("page of the node: version {0}; expected {VERSION}")]
     Version(u64),
     /// Its numbers cannot be.
-    #[error("page of the node: {0} devices; {MOST_DEVICES} are possible")]
+    #[error("page of the node: {0} devices; expected at most {MOST_DEVICES}")]
     Devices(u64),
     /// It was written to all the time.
     #[error("page of the node: it changed during each of {0} attempts to read it")]

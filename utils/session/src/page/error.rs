@@ -35,7 +35,7 @@ pub enum PageError {
     },
     /// A living process has the ledger open and does not close it: the process is stopped, or the
     /// page wrongly says so.
-    #[error("session page {path}: process {pid} (slot {slot}) keeps the ledger open")]
+    #[error("session page {path}: process {pid} (slot {slot}) holds the ledger's lock")]
     Busy {
         /// The file.
         path: PathBuf,

@@ -179,7 +179,7 @@ impl Page {
         }
         let found = GpuId::from_bytes(bytes);
         if device.is_some_and(|device| device != found) {
-            return Err(foreign(format!("it is of another device, {found}")));
+            return Err(foreign(format!("it belongs to another device, {found}")));
         }
         page.device = found;
         Ok(page)
@@ -346,14 +346,14 @@ fn header(layout: &PageLayout) -> Result<(), String> {
         return Err("it does not start like a page".to_owned());
     }
     if version != VERSION {
-        return Err(format!("its version is {version}, this build knows {VERSION}"));
+        return Err(format!("its version is {version}; expected {VERSION}"));
     }
     if slots as usize != SLOTS {
-        return Err(format!("it has {slots} slots, this build knows {SLOTS}"));
+        return Err(format!("it has {slots} slots; expected {SLOTS}"));
     }
     let high_water = layout.high_water.load(Relaxed);
     if high_water as usize > SLOTS {
-        return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
+        return Err(format!("it claims {high_water} used slots of {SLOTS}"));
     }
     if !has_end(layout) {
         return Err("it does not end like a page".to_owned());

@@ -178,7 +178,7 @@ fn a_page_opened_by_its_path_says_who_has_what() {
     let missing = Page::open_any(&dir.path().join("page")).unwrap_err().to_string();
     assert!(missing.contains("No such file"), "{missing}");
     for (path, reason) in [
-        (elsewhere, "it is of another device"),
+        (elsewhere, "it belongs to another device"),
         (dir.path().join("page"), "its name is not a GPU's UUID"),
         (dir.path().join(format!("{DEVICE}.page")), "No such file"),
     ] {

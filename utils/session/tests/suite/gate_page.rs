@@ -356,7 +356,7 @@ fn what_is_no_page_is_refused_with_a_reason() {
     other[12..16].copy_from_slice(&(BLOCKS as u32).to_ne_bytes());
     assert!(of_own(raw(&memory(&other, SEALED))).is_ok());
 
-    const KIND: &str = "is not of memory";
+    const KIND: &str = "a memfd";
     let dir = tempfile::tempdir().unwrap();
     for path in ["/proc/self/mem", "/dev/null", "/dev/zero", "/proc/self/status", "/"] {
         refused(&File::open(path).unwrap(), KIND);
