@@ -87,7 +87,7 @@ pub(crate) fn change(
         let lock = page.lock_limits(until);
         if lock.is_none() {
             notice(&format!(
-                "{}: gave up after {} s, because another process is changing these limits; try again",
+                "{}: another process has held the lock on the limits for {} s; changing them without it",
                 page.device(),
                 PATIENCE.as_secs()
             ));
