@@ -6,15 +6,16 @@ const INTRODUCTION: &str = "\
 # Environment variables
 
 The limiter reads these variables. The native variables come first; the others are those of earlier systems, so that an
-existing deployment works when only its library is replaced.
+existing deployment works once its library is replaced.
 
 * In a session of `sluice run`, the variables have the values that `sluice run` found or set. If a process of the session
   changes a variable, the change has no effect, and one line names the variable. If the library is only preloaded, the
-  variables have the values of the moment at which the process loaded it: whoever sets them sets the limits
+  variables have the values of the moment at which the process loaded it, so the process's environment sets the limits
   ([operations.md](operations.md)). `SLUICE_LOG` and the other log variables always come from the process itself.
 * An empty variable counts as unset. A value that cannot be parsed is an error that names the variable, the value and the
-  accepted form; such a value never means \"unlimited\".
-* A JSON object without a device is refused, and so is an index on a variable that takes none: both would limit nothing.
+  expected form; such a value never means \"unlimited\".
+* A JSON object without a device is refused, and so is an index on a variable that takes none, because both would limit
+  nothing.
 * Sizes are bytes, or a number with a suffix in upper or lower case: `k`, `m`, `g`, `t` and `KiB` to `TiB` are powers of
   1024, `KB` to `TB` powers of 1000. A size that ends in `%` is a percentage of the device's memory as NVML shows it on
   the host; if the device's size is unknown, the limit is refused, not ignored. A size below 1 MiB needs its suffix
@@ -29,7 +30,7 @@ existing deployment works when only its library is replaced.
 
 ## Which GPU an index means
 
-Each variable counts GPUs as its own system does. The column \"index\" of the table says which way that is:
+Each variable counts GPUs as its own system does. The column \"index\" of the table says how:
 
 * *host*: as `nvidia-smi -L` lists the GPUs, regardless of `CUDA_VISIBLE_DEVICES`. In a container these are the
   container's GPUs. `--device` counts the same way.
@@ -38,9 +39,9 @@ Each variable counts GPUs as its own system does. The column \"index\" of the ta
   Processes that get different limits from the same variables do not share a session. If a process chooses other devices
   later, no limit moves to another device.
 
-If none of the limits of one kind (memory limit or compute share) is for a GPU that the process sees, its CUDA calls
-fail, and a line says which GPUs it sees. An example is `{\"0\": 1073741824}` with `CUDA_VISIBLE_DEVICES=1`. A limit for a
-GPU that the node does not have is named in a line. NVML shows GPUs without a limit unchanged.
+If limits of one kind (memory limit or compute share) are set, but none for a GPU that the process sees, its CUDA calls
+fail, and a line names the GPUs that it sees. An example is `{\"0\": 1073741824}` with `CUDA_VISIBLE_DEVICES=1`. A line
+names limits for GPUs that the node does not have. NVML shows GPUs without a limit unchanged.
 
 ## The variables
 
