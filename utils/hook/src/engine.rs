@@ -87,8 +87,8 @@ impl Target {
         let mut code = |at| mappings.at(at as usize).filter(|&(rights, _)| rights & CODE == CODE);
         let refused = |reason: &str| HookError::new(entry, reason);
         let (protection, left) =
-            code(entry).ok_or_else(|| refused("it is not in memory that can be executed"))?;
-        code(detour).ok_or_else(|| refused("its detour is not in memory that can be executed"))?;
+            code(entry).ok_or_else(|| refused("it is not in executable memory"))?;
+        code(detour).ok_or_else(|| refused("its detour is not in executable memory"))?;
         Ok(Self { entry, detour, protection, left })
     }
 

@@ -13,14 +13,13 @@ use core::fmt;
 use std::panic::{self, AssertUnwindSafe};
 
 const UNCHANGED: &str =
-    "the hook engine reports it as patched, and its first instructions are as they were";
+    "the hook engine reports it as patched, but its first instructions are unchanged";
 const ELSEWHERE: &str =
-    "the hook engine reports it as patched, and its first instructions do not lead to the hook";
-const NO_CANARY: &str =
-    "no page could be mapped for the function of Sluice's own that is patched in the same way";
-const NOT_PREPARED: &str = "a function of Sluice's own cannot be patched in the same way";
-const NO_MAPPINGS: &str = "the list of this process's mappings cannot be read";
-const TWICE: &str = "it is in this batch already";
+    "the hook engine reports it as patched, but its first instructions do not lead to the hook";
+const NO_CANARY: &str = "no page can be mapped for the test function";
+const NOT_PREPARED: &str = "the test function cannot be patched in the same way";
+const NO_MAPPINGS: &str = "cannot read the list of this process's mappings";
+const TWICE: &str = "it is already in this batch";
 const PANICKED: &str = "the engine panicked";
 
 /// How much of a function's beginning is recorded.

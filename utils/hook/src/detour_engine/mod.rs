@@ -13,8 +13,8 @@ use detour::RawDetour;
 use jumps::Jump;
 
 const BREAKPOINT: &str =
-    "a breakpoint is in its first instructions, and its file does not tell what it stands for";
-const NOT_WRITTEN: &str = "its first instructions cannot be overwritten";
+    "its first instructions contain a breakpoint, and its file does not show the original ones";
+const NOT_WRITTEN: &str = "cannot overwrite its first instructions";
 
 /// Patches with the processor's near jump. If the detour is out of its reach, the jump leads to a relay near the target. A call costs 1 ns more.
 #[derive(Debug, Default)]

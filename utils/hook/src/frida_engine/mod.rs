@@ -230,7 +230,7 @@ impl<I: Interceptor> HookEngine for Engine<I> {
         if self.interceptor.is_some() {
             "frida-gum"
         } else {
-            "detour, because this process may have no memory that is writable and executable"
+            "detour, because this process may have no writable and executable memory"
         }
     }
 

@@ -31,7 +31,7 @@ impl Library {
             tables.zip(name.to_str().ok()).map(|(tables, name)| tables.imports(&Own, name));
         let places = places.filter(|places| !places.is_empty());
         let places = places.ok_or_else(|| refused("the library does not import the function"))?;
-        let mut mappings = Mappings::now().ok_or_else(|| refused("the mappings cannot be read"))?;
+        let mut mappings = Mappings::now().ok_or_else(|| refused("cannot read the mappings"))?;
         for place in places {
             let (rights, _) = mappings
                 .at(place)
@@ -39,7 +39,7 @@ impl Library {
                     rights & libc::PROT_READ != 0 && left >= size_of::<usize>()
                 })
                 .filter(|_| place.is_multiple_of(align_of::<usize>()))
-                .ok_or_else(|| refused("the place of its address is not mapped"))?;
+                .ok_or_else(|| refused("its entry in the import table is not mapped"))?;
             let page = pages(place as *const c_void, size_of::<usize>());
             // SAFETY: the page of a word of a loaded library. No other right is taken away.
             let protect = |rights| unsafe {
@@ -47,7 +47,7 @@ impl Library {
             };
             let is_open = rights & libc::PROT_WRITE != 0;
             if !is_open && !protect(rights | libc::PROT_WRITE) {
-                return Err(refused("the place of its address cannot be made writable"));
+                return Err(refused("cannot make its entry in the import table writable"));
             }
             // SAFETY: an aligned word that is mapped, and that the loader, too, writes in one store.
             let place = unsafe { AtomicPtr::from_ptr(place as *mut *mut c_void) };
@@ -65,7 +65,7 @@ impl Library {
                 protect(rights);
             }
         }
-        if original.is_set() { Ok(()) } else { Err(refused("the function is not found")) }
+        if original.is_set() { Ok(()) } else { Err(refused("function not found")) }
     }
 }
 

@@ -19,7 +19,7 @@ pub enum WatchError {
     #[error("the dynamic loader's notification function: {0}")]
     Hook(#[from] HookError),
     /// Only one watch can exist in a process.
-    #[error("the dynamic loader is already being watched")]
+    #[error("already watching the dynamic loader")]
     Twice,
 }
 
