@@ -84,7 +84,7 @@ enum Command {
         /// Reschedule deletes a pod that cannot get what it was promised, so that its controller creates a new one
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
         feature_gates: FeatureGates,
-        /// Most containers that share one GPU
+        /// Maximum number of containers that share one GPU
         #[arg(long, value_name = "NUMBER", default_value = "10")]
         device_split: NonZeroU32,
         /// MiB per unit of the memory resource
@@ -127,14 +127,14 @@ enum Command {
         daemon: PathBuf,
         /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
         /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file;
-        /// mounts names them and mounts the driver's libraries, for runtimes that know nothing of NVIDIA's
+        /// mounts names them and mounts the driver's libraries, for runtimes without NVIDIA support
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
         /// The node's directory with libcuda.so.1, for --devices mounts [default: the usual driver directories]
         #[arg(long, value_name = "DIR")]
         driver: Option<PathBuf>,
-        /// Keep what images preload themselves by an /etc/ld.so.preload of their own, behind the limiter: by a hook of the
-        /// container runtime, for containerd from 1.7 on with enable_cdi, and CRI-O. Without it that file is hidden
+        /// Keep the libraries of an image's own /etc/ld.so.preload, loaded behind the limiter, by a hook of the container
+        /// runtime: containerd 1.7 or later with enable_cdi, or CRI-O. Without this option that file is hidden
         #[arg(long)]
         keep_image_preloads: bool,
         /// Directory from which the container runtime reads CDI files, for --keep-image-preloads
