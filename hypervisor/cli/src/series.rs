@@ -276,10 +276,28 @@ impl Track {
             refused: before.is_some_and(|before| now.refusals > before.refusals),
             changed,
         });
+        self.spread_wait(row.processes.len().max(1) as u32);
         if self.points.len() > most {
             self.points.pop_front();
         }
         self.last = Some(now);
+    }
+
+    /// A wait is added up when it ends. What is more than `processes` can wait in the last point's time belongs to the
+    /// points before it.
+    fn spread_wait(&mut self, processes: u32) {
+        let most = processes.saturating_mul(PPM as u32);
+        let mut excess = 0.0;
+        for last in (1..self.points.len()).rev() {
+            let span = self.points[last].clock_us - self.points[last - 1].clock_us;
+            let Some(waited) = &mut self.points[last].waited_ppm else { return };
+            let all = f64::from(*waited) + excess / span as f64;
+            *waited = all.min(f64::from(most)) as u32;
+            excess = (all - f64::from(*waited)) * span as f64;
+            if excess <= 0.0 {
+                return;
+            }
+        }
     }
 }
 
@@ -443,6 +461,17 @@ pub(crate) mod tests {
         // It has ended.
         series.add(&sample(4, Vec::new()));
         assert!(series.sessions.is_empty());
+    }
+
+    #[test]
+    fn a_wait_that_has_ended_is_spread_over_its_time() {
+        let mut series = Series::all();
+        for (second, waited) in [(1, 0), (2, 0), (3, 0), (4, 0), (5, 2_500_000)] {
+            series.add(&sample(second, vec![session("a", compute(50, 0, waited), memory(2, 8))]));
+        }
+        let points = &series.sessions.values().next().unwrap().points;
+        let found: Vec<_> = points.iter().filter_map(|point| point.waited_ppm).collect();
+        assert_eq!(found, [0, 500_000, 1_000_000, 1_000_000]);
     }
 
     #[test]

@@ -130,7 +130,7 @@ fn draw(area: &Area<'_>, panel: &Panel, tracks: &[&Track], start: u64) -> Drawn 
         .y_labels(5)
         .light_line_style(TRANSPARENT)
         .label_style(("sans-serif", 12))
-        .x_label_formatter(&|seconds| format!("{seconds:.0} s"))
+        .x_label_formatter(&|seconds| format!("{seconds:.*} s", usize::from(end < 10.0)))
         .draw()?;
     for (track, color) in tracks.iter().zip(COLORS.iter().cycle()) {
         for (from, to) in frozen(track, seconds) {
