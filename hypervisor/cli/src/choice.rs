@@ -13,11 +13,13 @@ use super::Error;
 use super::node::{Node, containers, last_part};
 
 /// What has to be known of a session.
-struct Ways<N, A, U, P> {
-    /// Its name.
+struct Ways<N, G, C, U, P> {
+    /// Its name, made by Sluice. A prefix of it will do.
     name: N,
-    /// Other words that stand for it: the name that it was given, its container's name and id.
-    aliases: A,
+    /// The name that it was given, which has to be whole: 'train' is not to mean 'train2' once it has ended.
+    given: G,
+    /// Its container's name and id. A prefix will do, as with container runtimes.
+    container: C,
     /// Its user.
     uid: U,
     /// Whether a process is its own.
@@ -31,10 +33,10 @@ struct Ways<N, A, U, P> {
 pub(crate) fn session<'a>(node: &'a Node, wanted: &str) -> Result<&'a Found, Error> {
     let ways = Ways {
         name: |found: &Found| found.name.clone(),
-        aliases: |found: &Found| {
-            let given = given_name(found);
+        given: given_name,
+        container: |found: &Found| {
             let known = node.known(found).and_then(|known| known.container.as_ref());
-            given.into_iter().chain(known.into_iter().flat_map(words)).collect()
+            known.map_or_else(Vec::new, words)
         },
         uid: |found: &Found| found.uid,
         has_process,
@@ -74,10 +76,8 @@ pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Err
     let sessions = node.daemon.as_ref().map_or(&[][..], |daemon| &daemon.sessions);
     let ways = Ways {
         name: |session: &Session| session.name.clone(),
-        aliases: |session: &Session| {
-            let given = with_pages(node, session).filter_map(given_name);
-            given.chain(session.container.iter().flat_map(words)).collect()
-        },
+        given: |session: &Session| with_pages(node, session).find_map(given_name),
+        container: |session: &Session| session.container.as_ref().map_or_else(Vec::new, words),
         uid: |session: &Session| session.uid,
         has_process: |session: &Session, pid: u32| {
             i32::try_from(pid).is_ok_and(|pid| session.pids.contains(&pid))
@@ -150,6 +150,7 @@ fn choose<'a, S>(
     wanted: &str,
     ways: &Ways<
         impl Fn(&S) -> String,
+        impl Fn(&S) -> Option<String>,
         impl Fn(&S) -> Vec<String>,
         impl Fn(&S) -> u32,
         impl Fn(&S, u32) -> bool,
@@ -158,13 +159,16 @@ fn choose<'a, S>(
     // The name of its directory is taken for its name.
     let name = directory::shown_name(Path::new(wanted));
     let wanted = if wanted.is_empty() { wanted } else { name.as_str() };
+    let words = |session: &S| {
+        let name = std::iter::once((ways.name)(session));
+        name.chain((ways.container)(session)).collect::<Vec<_>>()
+    };
+    let given = |session: &S| (ways.given)(session);
     let named = |session: &&S| {
-        (ways.name)(session) == wanted || (ways.aliases)(session).iter().any(|name| name == wanted)
+        given(session).is_some_and(|name| name == wanted)
+            || words(session).iter().any(|word| word == wanted)
     };
-    let begins = |session: &&S| {
-        (ways.name)(session).starts_with(wanted)
-            || (ways.aliases)(session).iter().any(|name| name.starts_with(wanted))
-    };
+    let begins = |session: &&S| words(session).iter().any(|word| word.starts_with(wanted));
     let mut matching: Vec<&S> = Vec::new();
     // First, because any user can give a session the number of a process as its name.
     if let Some(pid) = parse_whole(wanted) {
@@ -187,11 +191,17 @@ fn choose<'a, S>(
         }
         [] => {
             let whose = if rustix::process::getuid().is_root() {
-                "no such session"
+                "no such session; it may have ended"
             } else {
-                "this user has no such session, and only root can change those of other users"
+                "this user has no such session; it may have ended, or be another user's"
             };
-            Err(Error::Usage(format!("'{wanted}': {whose}; 'sluice status' lists them")))
+            let longer = sessions.iter().filter_map(given);
+            let longer = longer.filter(|name| !wanted.is_empty() && name.starts_with(wanted)).min();
+            let hint = longer.map_or_else(
+                || "'sluice status' lists them".to_owned(),
+                |longer| format!("do you mean {longer}?"),
+            );
+            Err(Error::Usage(format!("'{wanted}': {whose}; {hint}")))
         }
         many => {
             let names: Vec<_> = many
