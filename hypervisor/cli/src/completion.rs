@@ -11,7 +11,7 @@ use session::directory::Found;
 
 use super::cli::{Cli, CompletionsArgs};
 use super::node::{Node, last_part};
-use super::{Error, choice, print};
+use super::{Error, choice, print, profiles};
 
 /// Set by the shell's script when it asks for candidates.
 const VARIABLE: &str = "_SLUICE_COMPLETE";
@@ -39,12 +39,20 @@ pub(crate) fn script(arguments: &CompletionsArgs) -> Result<u8, Error> {
 
 /// Completes the argument that names a session.
 pub(crate) fn sessions() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| {
+    // An error message would appear in the middle of the line that is typed.
+    one_of(|| Node::read(None).map_or_else(|_| BTreeSet::new(), |node| names(&node)))
+}
+
+/// Completes the argument that names a profile.
+pub(crate) fn profiles() -> ArgValueCompleter {
+    one_of(|| profiles::names().into_iter().collect())
+}
+
+fn one_of(words: impl Fn() -> BTreeSet<String> + Send + Sync + 'static) -> ArgValueCompleter {
+    ArgValueCompleter::new(move |current: &OsStr| {
         let begun = current.to_string_lossy();
-        // A message would appear in the middle of the line that is typed.
-        let Ok(node) = Node::read(None) else { return Vec::new() };
-        let is_meant = |name: &String| name.starts_with(&*begun);
-        names(&node).into_iter().filter(is_meant).map(CompletionCandidate::new).collect()
+        let words = words().into_iter().filter(|word| word.starts_with(&*begun));
+        words.map(CompletionCandidate::new).collect()
     })
 }
 

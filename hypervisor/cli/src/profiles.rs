@@ -206,6 +206,12 @@ pub(crate) struct Profile {
 /// The profiles of a file.
 type Profiles = BTreeMap<String, Profile>;
 
+/// The names of all profiles in the files that can be read.
+pub(crate) fn names() -> Vec<String> {
+    let read = files().into_iter().filter_map(|path| read(&path).ok().flatten());
+    read.flat_map(Profiles::into_keys).collect()
+}
+
 /// The arguments with what their profile adds. What is said on the command line counts more.
 ///
 /// # Errors

@@ -18,7 +18,8 @@ lease. '-' means no limit, or unknown.
 
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {
-    /// Show every detail of one session, given by its name or a prefix of it, its container's name or id, or a process id.
+    /// Show every detail of one session: the name that it was given, a prefix of its own name or of its container's name or
+    /// id, or a process id.
     #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: Option<String>,
 
@@ -55,7 +56,8 @@ Examples:
 Exit status: 0 if nothing holds it back; 1 if something does; 2 wrong usage; 70 a system call
 failed.")]
 pub struct ExplainArgs {
-    /// The session: its name or a prefix of it, its container's name or id, or any process id.
+    /// The session: the name that it was given, a prefix of its own name or of its container's name or id, or any
+    /// process id.
     #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 
@@ -94,7 +96,8 @@ pub struct HealthyArgs {
 Runs two small programs under limits: one allocates until it is refused, one keeps the GPU busy for
 two seconds. Both must stay within their limits.
 
-Exit status: 0 if nothing is broken; 1 if something is; 2 wrong usage.")]
+Exit status: 0 if nothing is broken; 1 if something is; 2 wrong usage; 75 other programs keep the GPU too
+busy to judge.")]
 pub struct DoctorArgs {
     /// Print one JSON document: docs/api/doctor.schema.json.
     #[arg(long)]

@@ -9,14 +9,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use limits::memory::Part;
 use limits::named::Names;
 use limits::request::MemoryRequest;
 use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
 use limits::{Named, Policy, Priority, Request};
 
-use crate::completion::sessions;
+use crate::completion::{profiles, sessions};
 use crate::gpus::GpuRequest;
 pub use inject::InjectArgs;
 pub use inspect::{DoctorArgs, ExplainArgs, HealthyArgs, HooksArgs, PruneArgs, StatusArgs};
@@ -183,7 +183,7 @@ pub struct RunArgs {
     pub gpus: Option<GpuRequest>,
 
     /// Use this profile of ~/.config/sluice/config.toml or /etc/sluice/config.toml for options that are not given.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = profiles())]
     pub profile: Option<String>,
 
     /// Name of the session for 'sluice status' and other commands: letters, digits, '.', '_' and '-', starting with a
@@ -204,7 +204,7 @@ pub struct RunArgs {
     pub daemon: Option<OsString>,
 
     /// The program and its arguments. '--' before it is needed if an argument looks like an option of 'sluice run'.
-    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD", value_hint = ValueHint::AnyPath)]
     pub command: Vec<OsString>,
 }
 
@@ -285,8 +285,8 @@ fail until memory is freed; nothing is taken away.
 Exit status: 0 if the limits were changed; 2 wrong usage; 3 an NVIDIA driver or GPU is needed, and
 there is none; 70 a system call failed, or a page is damaged.")]
 pub struct LimitArguments {
-    /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
-    /// processes.
+    /// The session: the name that it was given, a prefix of its own name or of its container's name or id, or the id of
+    /// one of its processes.
     #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 
@@ -338,8 +338,8 @@ process ends, a session is forgotten: a later one of that name is not frozen.
 Exit status: 0 if it is now frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
 answers.")]
 pub struct FreezeArguments {
-    /// The session: its name in 'sluice status' or a prefix of it, its container's name or id, or the id of one of its
-    /// processes.
+    /// The session: the name that it was given, a prefix of its own name or of its container's name or id, or the id of
+    /// one of its processes.
     #[arg(value_name = "SESSION|CONTAINER|PID", add = sessions())]
     pub session: String,
 

@@ -25,6 +25,10 @@ fn a_profile_fills_in_what_the_command_line_leaves_open() {
     let shown = |options: &[&str]| total(&sluice, options).1;
     // NVML shows all devices; the limits are for the second.
     assert_eq!(shown(&["--profile", "small"]), "16384 MiB\n4096 MiB\n");
+    let mut complete = sluice.command();
+    complete.args(["--", "sluice", "run", "--profile", "s"]).env("_SLUICE_COMPLETE", "bash");
+    complete.env("_CLAP_COMPLETE_INDEX", "3").env("_CLAP_IFS", "\n");
+    assert_eq!(outcome(&mut complete).1.trim(), "small");
     assert_eq!(shown(&["--profile", "small", "--mem", "1GiB"]).lines().last(), Some("1024 MiB"));
     let (code, _, stderr) = total(&sluice, &["--profile", "large"]);
     assert_eq!(code, 2);
@@ -74,6 +78,7 @@ fn shells_and_man_are_told_of_the_command_line() {
         });
     }
     assert_eq!(complete(&["limit", "x"]).1, "");
+    assert!(!complete(&["load"]).1.contains("load-nvml"), "it is no command for people");
     let folder = sluice.folder().join("man");
     let (code, _, stderr) = outcome(sluice.command().arg("man").arg(&folder));
     assert_eq!(code, 0, "{stderr}");
