@@ -55,7 +55,13 @@ pub(super) fn reasons(known: &Known<'_>) -> Vec<Explanation> {
                 format!(", and got {} of the last 10 s", Percent(ppm))
             });
             let limit = compute_limit(&device.compute);
-            format!("{}: nothing holds it back; GPU time: {limit}{got}", device.uuid)
+            let ahead = match (device.compute.policy, device.compute.recent_ppm) {
+                (Policy::Fixed, Some(got)) if got / 10 > device.compute.share_ppm / 9 => {
+                    "; it is ahead of its share, by kernels that outlasted its leases, and waits for that later"
+                }
+                _ => "",
+            };
+            format!("{}: nothing holds it back; GPU time: {limit}{got}{ahead}", device.uuid)
         };
         let all = known.devices.iter().map(free);
         reasons.extend(all.map(|text| Explanation { code: ReasonWord::Free, text, remedy: None }));
@@ -111,9 +117,12 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
         return Some(Explanation {
             code: ReasonWord::ShareUsed,
             text: format!("{waits}: its share is used up; it continues as it earns more"),
-            remedy: Some(format!(
-                "sluice limit {name} --compute {more}, or --policy balance for idle time"
-            )),
+            remedy: Some(match known.has_daemon {
+                true => format!(
+                    "sluice limit {name} --compute {more}, or --policy balance for idle time"
+                ),
+                false => format!("sluice limit {name} --compute {more}"),
+            }),
         });
     }
     if let Some(gpu) = known.shares.overcommitted(uuid) {
