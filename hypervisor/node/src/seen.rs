@@ -1,6 +1,9 @@
 //! What the observer shows, as GPUs to be offered.
 
+use std::collections::BTreeSet;
+
 use dialects::registers::Hardware;
+use limits::GpuId;
 use observer::{Blind, DeviceView, Model};
 
 use crate::pool::Gpu;
@@ -9,24 +12,40 @@ const MIB: u64 = 1 << 20;
 
 /// Gathers what is seen. Used by the observer's own thread.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(Model);
+pub(crate) struct Seen {
+    model: Model,
+    /// The GPUs in MIG mode that were told of.
+    in_mig: BTreeSet<GpuId>,
+}
 
 impl Seen {
     /// The GPUs as they are now known.
     pub(crate) fn take(&mut self, news: observer::Seen) -> Result<Vec<Gpu>, Blind> {
         match news {
-            observer::Seen::Devices(readings) => _ = self.0.read(readings),
-            observer::Seen::Xid(gpu, xid) => _ = self.0.xid(gpu, xid),
+            observer::Seen::Devices(readings) => _ = self.model.read(readings),
+            observer::Seen::Xid(gpu, xid) => _ = self.model.xid(gpu, xid),
             observer::Seen::Blind(why) => {
-                self.0.blind(why.clone());
+                self.model.blind(why.clone());
                 return Err(why);
             }
         }
-        let view = self.0.view();
+        let view = self.model.view();
         match view.blind {
             Some(why) => Err(why),
-            None => Ok(view.devices.iter().map(offered).collect()),
+            None => Ok(self.offered(&view.devices)),
         }
+    }
+
+    /// Without those in MIG mode: CUDA shows programs their instances, whose time Sluice does not limit.
+    fn offered(&mut self, devices: &[DeviceView]) -> Vec<Gpu> {
+        let is_in_mig = |device: &&DeviceView| device.reading.hardware.mig == Ok(true);
+        let (in_mig, whole): (Vec<_>, Vec<_>) = devices.iter().partition(is_in_mig);
+        let in_mig: BTreeSet<GpuId> = in_mig.iter().map(|device| device.reading.uuid).collect();
+        for gpu in in_mig.difference(&self.in_mig) {
+            tracing::warn!(%gpu, "is in MIG mode and not offered; 'nvidia-smi -mig 0' ends that mode");
+        }
+        self.in_mig = in_mig;
+        whole.into_iter().map(offered).collect()
     }
 }
 
@@ -62,7 +81,25 @@ fn bus_id(pci: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use observer::Unread;
+    use observer::{AllReadings, DeviceReading, Unread};
+    use std::time::Instant;
+
+    #[test]
+    fn a_gpu_in_mig_mode_is_not_offered() {
+        let reading = |index: u32, mig| {
+            let id = GpuId::from_bytes([index as u8; 16]);
+            let mut reading = DeviceReading::unread(index, id, &Unread::NotSupported);
+            reading.hardware.mig = mig;
+            reading
+        };
+        let mut seen = Seen::default();
+        let mut offered = |second| {
+            let devices = vec![reading(0, Err(Unread::NotSupported)), reading(1, second)];
+            let readings = AllReadings { taken: Instant::now(), devices };
+            seen.take(observer::Seen::Devices(readings)).unwrap().len()
+        };
+        assert_eq!([Ok(false), Ok(true), Ok(false)].map(&mut offered), [2, 1, 2]);
+    }
 
     #[test]
     fn addresses_are_written_as_the_kernel_does() {
@@ -74,12 +111,18 @@ mod tests {
     #[test]
     fn what_the_driver_does_not_tell_is_as_the_originals_write_it() {
         let why = || Unread::NotSupported;
-        let none = observer::Hardware { pci: Err(why()), numa: Err(why()), capability: Err(why()) };
+        let none = observer::Hardware {
+            pci: Err(why()),
+            numa: Err(why()),
+            capability: Err(why()),
+            mig: Err(why()),
+        };
         assert_eq!(hardware(&none), Hardware::default());
         let all = observer::Hardware {
             pci: Ok("00000000:C1:00.0".to_owned()),
             numa: Ok(1),
             capability: Ok((9, 0)),
+            mig: Ok(false),
         };
         let wanted = Hardware { numa: 1, bus_id: "0000:c1:00.0".to_owned(), capability: (9, 0) };
         assert_eq!(hardware(&all), wanted);

@@ -188,6 +188,7 @@ impl Listed<'_> {
             pci: reading(device.pci_info()).map(|pci| pci.bus_id),
             numa: near.and_then(|nodes| first(&nodes).ok_or(Unread::NotSupported)),
             capability: capability.map(|one| (one.major.unsigned_abs(), one.minor.unsigned_abs())),
+            mig: reading(device.mig_mode()).map(|mode| mode.current != 0),
         }
     }
 

@@ -79,7 +79,12 @@ impl DeviceReading {
             index,
             uuid,
             name: none(why),
-            hardware: Hardware { pci: none(why), numa: none(why), capability: none(why) },
+            hardware: Hardware {
+                pci: none(why),
+                numa: none(why),
+                capability: none(why),
+                mig: none(why),
+            },
             memory: none(why),
             utilization: none(why),
             power_mw: none(why),
@@ -116,6 +121,8 @@ pub struct Hardware {
     pub numa: Reading<u32>,
     /// Its compute capability: major and minor.
     pub capability: Reading<(u32, u32)>,
+    /// Whether it is in MIG mode: cut into instances, which are devices of their own to CUDA.
+    pub mig: Reading<bool>,
 }
 
 /// A device's memory, in bytes.

@@ -70,6 +70,7 @@ pub(crate) fn shows(count: u8) -> Seen {
             pci: Ok(format!("00000000:4{number}:00.0")),
             numa: Ok(u32::from(number)),
             capability: Ok((9, 0)),
+            mig: Ok(false),
         };
         reading
     };
