@@ -31,6 +31,7 @@ pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorR
     findings.look("user", &[], parts::user);
     findings.look("options", &[], || parts::options(options));
     findings.look("kubelet", &["options"], || parts::kubelet(options, on));
+    findings.look("other plugins", &["kubelet"], || parts::other_plugins(options, on));
     findings.look("pod resources", &["kubelet"], || parts::pod_resources(options, on));
     findings.look("pid namespace", &["kubelet"], || parts::pid_namespace(options, on));
     findings.look("library", &[], || parts::library(&options.library));

@@ -47,6 +47,36 @@ pub(super) fn kubelet(options: &Options, on: &Handle) -> Checked {
     Ok(format!("listens on {}", socket.display()))
 }
 
+/// Other device plugins of GPUs, by the sockets that answer beside the kubelet's: NVIDIA's own, or one of a system that
+/// Sluice replaces.
+pub(super) fn other_plugins(options: &Options, on: &Handle) -> Checked {
+    let folder = options.kubelet.join("device-plugins");
+    let resources = options.resources().unwrap_or_default();
+    let own: Vec<String> = resources.iter().map(|resource| resource.socket()).collect();
+    let entries = fs::read_dir(&folder)
+        .map_err(|error| Wrong::broken(format!("{}: {error}", folder.display()), NO_KUBELET))?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let is_of_gpus = |name: &String| {
+        let lower = name.to_ascii_lowercase();
+        lower.ends_with(".sock") && ["nvidia", "gpu"].iter().any(|word| lower.contains(word))
+    };
+    let others = names.filter(|name| is_of_gpus(name) && !own.contains(name));
+    let answers = |name: &String| on.block_on(UnixStream::connect(folder.join(name))).is_ok();
+    let others: Vec<String> = others.filter(answers).collect();
+    if others.is_empty() {
+        return Ok("none for GPUs".to_owned());
+    }
+    let found = format!(
+        "{} in {}: GPUs that another plugin gives out are not limited, and a resource that both offer is whose \
+         registered last",
+        others.join(", "),
+        folder.display()
+    );
+    let mend = "remove that plugin from this node; with the GPU operator: kubectl label node NODE \
+                nvidia.com/gpu.deploy.device-plugin=false";
+    Err(Wrong::note(found, mend))
+}
+
 pub(super) fn pod_resources(options: &Options, on: &Handle) -> Checked {
     let pods = on.block_on(PodResourcesApi::of(&options.kubelet).list());
     let mend = "a kubelet from 1.20 on, with its feature gate KubeletPodResources (on if nothing is said), and in a pod \

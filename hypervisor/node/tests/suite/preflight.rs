@@ -46,6 +46,14 @@ async fn a_node_that_has_all_of_it() {
     let own = format!("the kubelet is process {}", std::process::id());
     assert!(of(&report, "pid namespace").found.ends_with(&own));
     assert!(of(&report, "image preloads").found.contains("without --keep-image-preloads"));
+    assert_eq!(of(&report, "other plugins").found, "none for GPUs");
+    // NVIDIA's, and one that has ended.
+    let folder = kubelet.path().join("device-plugins");
+    let _rival = std::os::unix::net::UnixListener::bind(folder.join("nvidia-gpu.sock")).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(folder.join("old-gpu.sock")).unwrap());
+    let report = checked(&options(kubelet.path()), 2).await;
+    let finding = of(&report, "other plugins");
+    assert!(finding.state == FindingState::Note && finding.found.starts_with("nvidia-gpu.sock in"));
     // Nothing is wrong without these.
     for check in ["API server", "permissions", "node"] {
         assert_eq!(of(&report, check).state, FindingState::Note);
