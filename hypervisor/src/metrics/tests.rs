@@ -194,7 +194,10 @@ fn dashboard_and_rules_name_only_what_there_is() {
     let series = text.lines().filter(|line| !line.starts_with('#'));
     let mut known: BTreeSet<String> =
         series.filter_map(|line| Some(line[..line.find(['{', ' '])?].to_owned())).collect();
-    let rules = fs::read_to_string(folder("../deploy/prometheus/sluice.rules.yml")).unwrap();
+    let rules = ["sluice", "compatibility"].map(|name| {
+        fs::read_to_string(folder(&format!("../deploy/prometheus/{name}.rules.yml"))).unwrap()
+    });
+    let rules = rules.concat();
     let recorded = rules
         .lines()
         .filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix("record: "));

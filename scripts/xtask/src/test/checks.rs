@@ -158,8 +158,11 @@ fn metrics_and_rules(job: &Job) -> Outcome {
     let mut check = command("promtool check metrics");
     let shown = check.stdin(metrics).stdout(job.log.try_clone()?).stderr(job.log.try_clone()?);
     crate::process::run(shown)?;
-    job.line("promtool check rules deploy/prometheus/sluice.rules.yml")?;
-    job.line("promtool test rules deploy/prometheus/sluice.rules.test.yml")
+    for rules in ["sluice", "compatibility"] {
+        job.line(&format!("promtool check rules deploy/prometheus/{rules}.rules.yml"))?;
+        job.line(&format!("promtool test rules deploy/prometheus/{rules}.rules.test.yml"))?;
+    }
+    Ok(())
 }
 
 /// The exposure that docs/operations.md tells, in tenths. Versions of systemd differ by a few.
