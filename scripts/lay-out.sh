@@ -61,8 +61,8 @@ install -m 644 -- "$here"/{LICENSE,README.md,CHANGELOG.md} "$documents"
 cp -R -- "$here/docs" "$documents/docs"
 # Results and pictures are ten times as large as the rest.
 rm -rf -- "$documents"/docs/{measurements,pictures}
-install -m 644 -- "$here"/deploy/{config/config.toml,containers/compose.yaml,prometheus/sluice.rules.yml,grafana/sluice.json} \
-    "$documents/examples"
+install -m 644 -- "$here"/deploy/{config/config.toml,containers/compose.yaml,grafana/sluice.json} \
+    "$here"/deploy/prometheus/{sluice,compatibility}.rules.yml "$documents/examples"
 find "$tree" -type d -exec chmod 755 {} +
 find "$tree/share/man" -type f -exec gzip -9 --no-name {} +
 find "$tree/share" -type f -exec chmod 644 {} +
