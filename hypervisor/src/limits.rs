@@ -220,6 +220,6 @@ mod tests {
         let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
         assert_eq!(fault(&twice), CallRefused::NamedTwice(UUID));
         let line = fault(&twice).to_string().replace("MIG", "GPU");
-        assert_eq!(line, format!("device {UUID} is named twice"));
+        assert_eq!(line, format!("device {UUID} is named twice; expected once"));
     }
 }

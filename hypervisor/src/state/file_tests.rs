@@ -112,7 +112,7 @@ fn what_is_no_file_of_one_s_own_is_not_read() {
 fn a_folder_has_one_daemon() {
     let (folder, file) = place();
     let second = StateFile::take(folder.path()).unwrap_err().to_string();
-    assert_eq!(second, "another daemon keeps its state there");
+    assert_eq!(second, "another daemon keeps its state there; name another directory with --state");
     drop(file);
     StateFile::take(folder.path()).unwrap();
     let nowhere = folder.path().join("no/folder");

@@ -225,7 +225,7 @@ fn a_disk_that_takes_nothing_stops_nobody_and_is_said_once() {
     // Longer than it takes to try again.
     thread::sleep(Duration::from_millis(4_500));
     let said = fs::read_to_string(&log).unwrap();
-    assert_eq!(said.matches("cannot be written").count(), 1, "{said}");
+    assert_eq!(said.matches("cannot write the state").count(), 1, "{said}");
     let limits = Rlimit { current: None, maximum: None };
     prlimit(Some(Pid::from_child(&daemon.process)), Resource::Fsize, limits).unwrap();
     until("it goes on", || !problem());

@@ -54,6 +54,6 @@ fn bad_command_lines() {
     std::fs::write(&file, "precious").unwrap();
     let output = Daemon::command(&file).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("not a socket"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not a server's socket"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }

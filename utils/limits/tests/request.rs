@@ -162,7 +162,7 @@ fn limits_come_and_go() {
     let balanced = Limits { compute, ..Limits::NONE };
     assert_eq!(changed(&Limits::NONE, soft), Ok(balanced));
     for (asked, named) in [
-        (Options { mem_real: gib(1), ..none() }, "set --mem, too"),
+        (Options { mem_real: gib(1), ..none() }, "set --mem too"),
         (Options { policy: Some(Policy::Balance), ..none() }, "--policy balance needs --compute"),
         (Options { policy: Some(Policy::Fixed), ..none() }, "--policy fixed needs --compute"),
         (Options { soft: Some(1), ..none() }, "--burst needs --compute"),
@@ -241,7 +241,7 @@ fn what_cannot_be_meant_together_is_refused() {
     let tiny = Device { name: "a small one", total: Some(10) };
     let nothing = Options { mem: Some(Amount::Ppm(1)), ..none() };
     let message = over(&Limits::NONE, nothing, tiny).unwrap_err().to_string();
-    assert!(message.starts_with("--mem: 0.0001% of a small one is nothing"), "{message}");
+    assert!(message.starts_with("--mem: 0.0001% of a small one is 0 bytes"), "{message}");
 }
 
 #[test]

@@ -200,7 +200,7 @@ mod tests {
             ..OwnerSettings::default()
         };
         let problem = of(room + 1).write(dir.path()).unwrap_err().to_string();
-        assert!(problem.contains("1048577 bytes, 1048576 at most"), "{problem}");
+        assert!(problem.contains("1048577 bytes; expected at most 1048576"), "{problem}");
         assert!(!dir.path().join(FILE).exists());
         of(room).write(dir.path()).unwrap();
         assert_eq!(OwnerSettings::of(dir.path()).unwrap(), of(room));

@@ -92,7 +92,7 @@ mod tests {
             assert_eq!(session_name(good).as_deref(), Ok(good));
         }
         for bad in ["", "4711", "-a", "a b", "a/b", "env-1", "ä", &"a".repeat(65)] {
-            assert!(session_name(bad).unwrap_err().contains("expected at most 64"), "{bad}");
+            assert!(session_name(bad).unwrap_err().contains("at most 64 characters"), "{bad}");
         }
     }
 }

@@ -222,7 +222,7 @@ mod tests {
         let glibc = CLibrary::Glibc(version);
         for length in [0, 4, 63, 64, 1000, program.len() / 2] {
             let error = glibc.starts_with("it", &program[..length]).unwrap_err().to_string();
-            assert!(error.contains("not a shared library"), "{length}: {error}");
+            assert!(error.contains("not a readable shared library"), "{length}: {error}");
         }
     }
 }
