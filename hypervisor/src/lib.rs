@@ -26,6 +26,7 @@ mod node;
 mod observe;
 mod pacing;
 mod page_memory;
+mod probe;
 mod process_exit;
 mod quotas;
 mod refused;
@@ -51,6 +52,7 @@ pub use identity::{
     Unidentified, Workload,
 };
 pub use observe::{Observation, UnknownProcesses};
+pub use probe::{ProbeError, Target, probe};
 pub use quotas::{AsRegistered, Asked, Quotas};
 pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TlsFiles, TokenSource};
 pub use role::{RoleError, check_node, run_extender, run_node};

@@ -14,8 +14,8 @@ use dialects::Dialect;
 use dialects::gates::FeatureGates;
 use dialects::registers::HamiForm;
 use hypervisor::{
-    Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
-    log,
+    Observation, Options, Remote, Sources, TOKEN_VARIABLE, Target, TlsFiles, TokenSource,
+    UnknownProcesses, log,
 };
 use node::pool::Scaling;
 use node::{ClusterOptions, ImagePreloads};
@@ -183,6 +183,16 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
+    /// Ask a running part whether it is ready, and exit with 0 if so, else with 1: a probe for containers
+    Probe {
+        /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which each of
+        /// the node agent's sockets has to accept a connection
+        #[arg(value_name = "WHOM")]
+        target: String,
+        /// Path to GET, such as /healthz or /readyz, which has to be answered by status 200 [default: only connect]
+        #[arg(value_name = "PATH")]
+        path: Option<String>,
+    },
     /// Hook of --keep-image-preloads: container runtimes start it with a container's state on standard input. It always
     /// exits with 0, so that the container starts
     #[command(name = node::COMMAND)]
@@ -334,6 +344,17 @@ fn main() -> ExitCode {
         } => {
             let options = extender::Options { listen, dialects, gates, kubeconfig };
             serve(level, log_format, || hypervisor::run_extender(&options))
+        }
+        Command::Probe { target, path } => {
+            let found = Target::named(&target);
+            let found = found.and_then(|target| hypervisor::probe(&target, path.as_deref()));
+            match found {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    log::say(&format!("hypervisor: {error}"));
+                    ExitCode::FAILURE
+                }
+            }
         }
         Command::KeepImagePreloads { allocations } => {
             if let Err(error) = node::keep_image_preloads(allocations, io::stdin()) {

@@ -14,18 +14,21 @@ mkdir -p /var/lib/kubelet/{device-plugins,pod-resources} /run/sluice
 # shellcheck source=scripts/cluster/api-server.sh
 . scripts/cluster/api-server.sh
 
-# json FILE: of one object.
-json() {
-    python3 -c 'import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)' "$1"
+# object KIND NAME: of what is installed.
+object() {
+    python3 -c 'import json, sys, yaml
+for path in sys.argv[3:]:
+    for one in yaml.safe_load_all(open(path)):
+        if [one["kind"], one["metadata"]["name"]] == sys.argv[1:3]:
+            json.dump(one, sys.stdout)' "$@" deploy/kubernetes/base/{namespace,sluice}.yaml
 }
 
 start_api_server RBAC
 until_so 60 'the roles that it makes itself are there' ask "$api/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/system:basic-user"
 
-base=deploy/kubernetes/base
 roles=/apis/rbac.authorization.k8s.io/v1
-json "$base/namespace.yaml" | post /api/v1/namespaces >/dev/null
-json "$base/account.yaml" | post /api/v1/namespaces/sluice/serviceaccounts >/dev/null
+object Namespace sluice | post /api/v1/namespaces >/dev/null
+object ServiceAccount sluice-node | post /api/v1/namespaces/sluice/serviceaccounts >/dev/null
 token() {
     echo '{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}' |
         post /api/v1/namespaces/sluice/serviceaccounts/sluice-node/token | jq -r .status.token
@@ -54,8 +57,8 @@ finding() {
 found=$(finding permissions)
 all='broken not permitted: get pods, list pods, watch pods, patch pods, get nodes, patch nodes, create events, patch events'
 [ "$found" = "$all" ] || die "without the role: $found"
-json "$base/role.yaml" | post "$roles/clusterroles" >/dev/null
-json "$base/binding.yaml" | post "$roles/clusterrolebindings" >/dev/null
+object ClusterRole sluice-node | post "$roles/clusterroles" >/dev/null
+object ClusterRoleBinding sluice-node | post "$roles/clusterrolebindings" >/dev/null
 until_so 20 'the role holds' sh -c "curl -sfk -H 'Authorization: Bearer $(token)' $api/api/v1/nodes/node"
 found=$(finding permissions)
 [ "$found" = 'ok all 8 that are needed' ] || die "with the role: $found"
@@ -94,13 +97,14 @@ fi
 echo "the agent has registered the node's devices"
 
 # The commands of docs/kubernetes.md take away all of it. There are no controllers here, which would wait.
-json "$base/daemonset.yaml" | post /apis/apps/v1/namespaces/sluice/daemonsets >/dev/null
 kubeconfig sluice >"$folder/kubeconfig-admin"
 KUBECONFIG=$folder/kubeconfig-admin
 export KUBECONFIG
+kubectl apply -k deploy/kubernetes/before-1.30
 objects() {
     kubectl get namespaces,clusterroles,clusterrolebindings --output name | grep -i sluice || true
-    kubectl get serviceaccounts,daemonsets,pods --all-namespaces --output name | grep -i sluice || true
+    kubectl get serviceaccounts,roles,rolebindings,configmaps,daemonsets,deployments,pods --all-namespaces --output name |
+        grep -i sluice || true
 }
 ours() {
     ask "$api/api/v1/nodes/node" | jq -r '[.metadata | (.annotations // {}), (.labels // {}) | keys[]
@@ -109,7 +113,7 @@ ours() {
 traces() {
     find /run /var/lib /dev/shm -name '*sluice*' | sort
 }
-[ "$(objects | wc -l)" -eq 5 ] || die "before: $(objects)"
+[ "$(objects | wc -l)" -eq 15 ] || die "before: $(objects)"
 until_so 30 'each dialect is registered' sh -c "[ \"\$(curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/nodes/node' |
     jq '.metadata.annotations | length')\" -eq 6 ]"
 echo "annotations of the node: $(ours)"
@@ -125,7 +129,8 @@ wait "$agent" "$daemon" 2>/dev/null || true
 commands=$(sed -n '/^Uninstall/,/^```$/p' docs/kubernetes.md | sed '1,/^```sh$/d; /^```$/d')
 echo "$commands"
 [ "$(wc -l <<<"$commands")" -ge 4 ] || die 'docs/kubernetes.md has no commands'
-sh -ec "${commands//kubectl delete/kubectl delete --wait=false}"
+commands=${commands//kubectl delete/kubectl delete --wait=false}
+sh -ec "${commands//kubernetes\/base/kubernetes/before-1.30}"
 # Its namespace goes when a controller has seen that it is empty.
 [ "$(objects | grep -v '^namespace/sluice$')" = '' ] || die "what is left: $(objects)"
 [ "$(kubectl get namespace sluice --output 'jsonpath={.status.phase}')" = Terminating ] || die 'the namespace stays'

@@ -103,7 +103,7 @@ object=namespaces/default/pods/gpu-pod
 devices=$(annotation nodes/node node-device-register)
 jq -e --arg gpu "$gpu" 'any(.[]; .uuid == $gpu and .core == 100 and .number == 4 and .healthy)' <<<"$devices" >/dev/null ||
     die "the node has registered $devices"
-kubectl --kubeconfig "$folder/kubeconfig" apply -f scripts/cluster/gpu-pod.yaml
+kubectl --kubeconfig "$folder/kubeconfig" apply -f deploy/kubernetes/samples/vgpu-manager.yaml
 until_so 90 'the example pod runs' is_in gpu-pod Running
 until_so 30 'its devices are told' sh -c "[ \"\$(curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/$object' |
     jq -r '.metadata.labels[\"nvidia.com/assigned-phase\"]')\" = succeed ]"

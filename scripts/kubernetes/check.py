@@ -1,9 +1,13 @@
-"""Checks deploy/kubernetes without a cluster: check.py. Ends with 77 if something that it needs is missing."""
+"""Checks deploy/kubernetes without a cluster: check.py. Ends with 77 if something that it needs is missing.
+
+UPDATE_DOCS=1 writes base/sluice.yaml anew: the chart with its own values.
+"""
 
 import copy
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +21,9 @@ except ImportError as missing:
     sys.exit(77)
 
 DEPLOY = "deploy/kubernetes"
-TEMPLATES = sorted(glob.glob(f"{DEPLOY}/chart/templates/*.yaml"))
+BASE = f"{DEPLOY}/base/sluice.yaml"
+HEADER = "# Written by UPDATE_DOCS=1 python3 scripts/kubernetes/check.py, from ../chart.\n"
+AGENT, SCHEDULER = ("DaemonSet", "sluice-node"), ("Deployment", "sluice-scheduler")
 wrong = []
 
 
@@ -30,27 +36,6 @@ def documents(text):
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text) if one}
 
 
-def rendered(folder, program, values):
-    """The chart's objects with these values over its own."""
-    def over(base, other):
-        for key, value in other.items():
-            both = isinstance(value, dict) and isinstance(base.get(key), dict) and base[key]
-            base[key] = over(base[key], value) if both else value
-        return base
-
-    merged = over(copy.deepcopy(VALUES), values)
-    jsonschema.validate(merged, SCHEMA)
-    chart = {"AppVersion": str(CHART["appVersion"]), "Name": CHART["name"]}
-    release = {"Namespace": "sluice", "Name": "sluice"}
-    path = os.path.join(folder, "values.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"Values": merged, "Chart": chart, "Release": release}, file)
-    run = subprocess.run([program, path, *TEMPLATES], capture_output=True, text=True, check=False)
-    expect(run.returncode == 0, f"the chart with {values}: {run.stderr}")
-    expect("<no value>" not in run.stdout, f"the chart with {values}: a value is missing")
-    return documents(run.stdout)
-
-
 def read(path):
     with open(f"{DEPLOY}/{path}", encoding="utf-8") as file:
         return yaml.safe_load(file)
@@ -60,111 +45,284 @@ VALUES, CHART = read("chart/values.yaml"), read("chart/Chart.yaml")
 with open(f"{DEPLOY}/chart/values.schema.json", encoding="utf-8") as schema:
     SCHEMA = json.load(schema)
 
-jsonschema.Draft7Validator.check_schema(SCHEMA)
-jsonschema.validate(VALUES, SCHEMA)
+
+def merged(values):
+    """Values over the chart's own, as helm lays them."""
+    def over(base, other):
+        for key, value in other.items():
+            both = isinstance(value, dict) and isinstance(base.get(key), dict)
+            base[key] = over(base[key], value) if both else value
+        return base
+
+    return over(copy.deepcopy(VALUES), values)
 
 
-def described(schema, place):
-    for name, one in schema.get("properties", {}).items():
-        expect(one.get("description"), f"{place}{name} is not described")
-        described(one, f"{place}{name}.")
+def text_of(program, values, files, minor=34):
+    """What the chart's files are with these values, on a cluster of this minor version."""
+    data = {
+        "Values": merged(values),
+        "Chart": {"AppVersion": str(CHART["appVersion"]), "Name": CHART["name"]},
+        "Release": {"Namespace": "sluice", "Name": "sluice", "Service": "kubectl"},
+        "Capabilities": {"KubeVersion": {"Minor": f"{minor}+"}},
+    }
+    jsonschema.validate(data["Values"], SCHEMA)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(data, file)
+        file.flush()
+        helpers = f"{DEPLOY}/chart/templates/_helpers.tpl"
+        run = subprocess.run([program, file.name, helpers, *files], capture_output=True, text=True, check=False)
+    expect(run.returncode == 0, f"the chart with {values}: {run.stderr}")
+    expect("<no value>" not in run.stdout, f"the chart with {values}: a value is missing")
+    return run.stdout
 
 
-described(SCHEMA, "")
-expect(set(SCHEMA["properties"]) == set(VALUES), "a value is without a schema, or has no default")
-for bad in [
-    {"dialects": ["other"]}, {"dialects": []}, {"devices": "all"}, {"deviceSplit": 0}, {"coresScaling": "half"},
-    {"unknown": 1}, {"featureGates": {"Reschedule": "yes"}}, {"image": {"tag": "1"}}, {"kubeletDir": "var"},
-    {"scheduler": {"enabled": True, "name": "s", "image": ""}},
-]:
-    try:
-        jsonschema.validate({**VALUES, **bad}, SCHEMA)
-        wrong.append(f"the schema accepts {bad}")
-    except jsonschema.ValidationError:
-        pass
-
-base = {}
-for file in read("base/kustomization.yaml")["resources"]:
-    with open(f"{DEPLOY}/base/{file}", encoding="utf-8") as text:
-        base.update(documents(text.read()))
-pod = base[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-by_labels = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-expect({"nvidia.com/gpu.present", "sluice.dev/gpu"} <= {one["matchExpressions"][0]["key"] for one in by_labels}, "no GPU nodes are selected")
-volumes = {volume["name"] for volume in pod["volumes"]}
-for container in pod["initContainers"] + pod["containers"]:
-    mounts = {mount["name"] for mount in container["volumeMounts"]}
-    expect(mounts <= volumes, f"{container['name']}: a mount without a volume")
-    rights = container["securityContext"]
-    expect(not rights.get("privileged"), f"{container['name']} is privileged")
-    expect(rights["capabilities"]["drop"] == ["ALL"], f"{container['name']} keeps capabilities")
+def pod_of(objects, key):
+    return objects[key]["spec"]["template"]["spec"]
 
 
+def all_containers(objects):
+    """Name, pod and container of each."""
+    for key, one in objects.items():
+        pod = one.get("spec", {}).get("template", {}).get("spec", {})
+        for container in pod.get("initContainers", []) + pod.get("containers", []):
+            yield f"{key[1]}/{container['name']}", pod, container
 
-def keeps_image_preloads(spec, version):
+
+def check_schema():
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+
+    def described(schema, values, place):
+        for name, one in schema.get("properties", {}).items():
+            expect(one.get("description"), f"{place}{name} is not described")
+            if "properties" in one:
+                expect(set(one["properties"]) == set(values[name]), f"{place}{name}: no schema, or no default")
+                described(one, values[name], f"{place}{name}.")
+
+    described(SCHEMA, VALUES, "")
+    expect(set(SCHEMA["properties"]) == set(VALUES), "a value is without a schema, or has no default")
+    for bad in [
+        {"dialects": ["other"]}, {"dialects": []}, {"devices": "all"}, {"deviceSplit": 0}, {"coresScaling": "half"},
+        {"unknown": 1}, {"featureGates": {"Reschedule": "yes"}}, {"kubeletDir": "var"}, {"driverDir": "lib"},
+        {"image": {"digest": "1234"}}, {"image": {"repository": ""}}, {"scheduler": {"name": ""}},
+        {"metrics": {"enabled": True, "tokenSecret": ""}},
+    ]:
+        try:
+            jsonschema.validate(merged(bad), SCHEMA)
+            wrong.append(f"the schema accepts {bad}")
+        except jsonschema.ValidationError:
+            pass
+
+
+def check_objects(objects, what):
+    """What holds for whatever values."""
+    for name, pod, container in all_containers(objects):
+        name = f"{what}: {name}"
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+        expect(mounts <= volumes, f"{name}: a mount without a volume")
+        rights = container["securityContext"]
+        expect(rights["readOnlyRootFilesystem"], f"{name}: its root can be written to")
+        drops = rights.get("capabilities", {}).get("drop") == ["ALL"]
+        expect(drops != bool(rights.get("privileged")), f"{name}: its rights are {rights}")
+        expect(container["resources"]["limits"].get("memory"), f"{name}: no memory limit")
+        if container not in pod.get("initContainers", []):
+            expect({"livenessProbe", "readinessProbe"} <= set(container), f"{name}: no probes")
+    standard = {f"app.kubernetes.io/{one}" for one in ["name", "instance", "version", "part-of", "managed-by"]}
+    for key, one in objects.items():
+        expect(key[0] == "Namespace" or standard <= set(one["metadata"].get("labels", {})), f"{what}: {key}: labels")
+
+
+def keeps_image_preloads(pod, version):
     """The hook's program is put where the agent names it, and the agent sees the node's folder of CDI files."""
-    put, agent = spec["initContainers"][0], spec["containers"][1]
+    put, agent = pod["initContainers"][0], pod["containers"][1]
     hook = f"--hook=/var/lib/sluice/hook/{version}/hypervisor"
     sees = {"name": "cdi", "mountPath": "/var/run/cdi"} in agent["volumeMounts"]
-    nodes = {"name": "cdi", "hostPath": {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}} in spec["volumes"]
+    nodes = {"name": "cdi", "hostPath": {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}} in pod["volumes"]
     return hook in put["args"] and {hook, "--keep-image-preloads"} <= set(agent["args"]) and sees and nodes
 
 
-kubectl = shutil.which("kubectl")
-if kubectl:
+def check_overlays(kubectl, base):
     def kustomized(folder):
         run = subprocess.run([kubectl, "kustomize", f"{DEPLOY}/{folder}"], capture_output=True, text=True, check=False)
         expect(run.returncode == 0, f"kubectl kustomize {folder}: {run.stderr}")
         return documents(run.stdout)
 
-    expect(kustomized("base").keys() == base.keys(), "kustomize makes other objects")
-    verbs = kustomized("reschedule")[("ClusterRole", "sluice-node")]["rules"][0]["verbs"]
-    expect(verbs == ["get", "list", "watch", "patch", "delete"], f"reschedule: {verbs}")
-    keeping = kustomized("image-preloads")[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-    expect(keeps_image_preloads(keeping, "0.1.0"), f"image-preloads: {keeping}")
-else:
-    print("SKIPPED: kubectl kustomize (kubectl is missing)")
+    whole = kustomized("base")
+    check_objects(whole, "base")
+    expect(whole.keys() == base.keys() | {("Namespace", "sluice")}, "kustomize makes other objects")
+    expect(whole[("RoleBinding", "sluice-scheduler-authentication-reader")]["metadata"]["namespace"] == "kube-system",
+           "kustomize moves a binding out of kube-system")
+    enforced = whole[("Namespace", "sluice")]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    expect(enforced == "privileged", "the namespace does not admit the agent")
+    changed = kustomized("reschedule")
+    expect(changed[("ClusterRole", "sluice-node")]["rules"][0]["verbs"][-1] == "delete", "reschedule: no right to delete")
+    args = pod_of(changed, AGENT)["containers"][1]["args"]
+    gates = [one for one in args if one.startswith("--feature-gates=")]
+    expect(gates == ["--feature-gates=CorePlugin=true,Reschedule=true"], f"reschedule: {args}")
+    expect(keeps_image_preloads(pod_of(kustomized("image-preloads"), AGENT), "0.1.0"), "image-preloads")
+    older = whole.keys() - kustomized("before-1.30").keys()
+    expect({kind for kind, _ in older} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}, f"before-1.30: {older}")
 
-go = shutil.which("go")
+
+def check_chart(program):
+    files = sorted(glob.glob(f"{DEPLOY}/chart/templates/*.yaml"))
+
+    def rendered(values, minor=34):
+        objects = documents(text_of(program, values, files, minor))
+        check_objects(objects, f"the chart with {values}")
+        return objects
+
+    written = HEADER + text_of(program, {}, files)
+    if os.environ.get("UPDATE_DOCS"):
+        with open(BASE, "w", encoding="utf-8") as file:
+            file.write(written)
+    with open(BASE, encoding="utf-8") as file:
+        expect(file.read() == written, f"chart and {BASE} differ: UPDATE_DOCS=1 writes it anew")
+
+    gates = rendered({"featureGates": {"MemoryPlugin": True, "Reschedule": True}, "dialects": ["hami", "volcano"]})
+    expect("delete" in gates[("ClusterRole", "sluice-node")]["rules"][0]["verbs"], "no right to delete with Reschedule")
+    args = pod_of(gates, AGENT)["containers"][1]["args"]
+    expect("--feature-gates=CorePlugin=true,MemoryPlugin=true,Reschedule=true" in args and "--dialects=hami,volcano" in args, f"{args}")
+    keeping = rendered({"keepImagePreloads": True, "image": {"tag": "9.9"}})
+    expect(keeps_image_preloads(pod_of(keeping, AGENT), "9.9"), "the chart with keepImagePreloads")
+    digest = "sha256:" + 64 * "a"
+    pinned = rendered({"image": {"digest": digest}, "scheduler": {"image": {"tag": "v1.2.3", "digest": digest}}})
+    images = {container["image"] for _, _, container in all_containers(pinned)}
+    expect(images == {f"sluice:0.1.0@{digest}", f"registry.k8s.io/kube-scheduler:v1.2.3@{digest}"}, f"{images}")
+
+    mounts = pod_of(rendered({"devices": "mounts", "driverDir": "/opt/driver"}), AGENT)
+    for container in mounts["containers"]:
+        sees = {"name": "driver", "mountPath": "/opt/driver", "readOnly": True} in container["volumeMounts"]
+        names = "--nvml=/opt/driver/libnvidia-ml.so.1" in container["args"]
+        expect(sees and names and container["securityContext"]["privileged"], f"devices: mounts: {container}")
+    expect("--driver=/opt/driver" in mounts["containers"][1]["args"], "devices: mounts: no --driver")
+
+    told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True}})
+    expect({("Service", "sluice-metrics"), ("ServiceMonitor", "sluice")} <= told.keys(), "metrics: no Service")
+    expect({"--listen=0.0.0.0:9452", "--token-file=/etc/sluice/token/token", "--tls-key=/etc/sluice/tls/tls.key"}
+           <= set(pod_of(told, AGENT)["containers"][0]["args"]), "metrics: the daemon does not listen")
+
+    for values in [{"scheduler": {"enabled": False}}, {"dialects": ["vgpu-rs"]}]:
+        expect(not [one for one in rendered(values) if "scheduler" in one[1]], f"a scheduler with {values}")
+    wanted = read("scheduler-v1.yaml")["extenders"]
+    of = {"vgpu-manager": 3, "volcano": 4, "hami": 5}
+    for dialects in [list(of), *([one] for one in of)]:
+        configured = yaml.safe_load(rendered({"dialects": dialects})[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
+        resources = configured["extenders"][0]["managedResources"]
+        if dialects == list(of):
+            expect(configured["extenders"] == wanted, f"chart and scheduler-v1.yaml differ: {configured}")
+        expect(len(resources) == sum(of[one] for one in dialects), f"{dialects}: {resources}")
+    for minor, version in [(20, "v1beta1"), (24, "v1beta2"), (25, "v1"), (29, "v1")]:
+        older = rendered({}, minor)
+        config = older[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"]
+        expect(yaml.safe_load(config)["apiVersion"].endswith(f"/{version}"), f"1.{minor}: {config}")
+        image = pod_of(older, SCHEDULER)["containers"][0]["image"]
+        expect(image == f"registry.k8s.io/kube-scheduler:v1.{minor}.0", f"1.{minor}: {image}")
+        expect(not [one for one in older if "Policy" in one[0]], f"1.{minor} has no such policies")
+    notes = text_of(program, {}, [f"{DEPLOY}/chart/templates/NOTES.txt"])
+    expect("schedulerName: vgpu-scheduler" in notes, f"{notes}")
+
+
+def check_policy(policy):
+    """What the API server would decide. Its language is evaluated by a package of PyPI."""
+    try:
+        import celpy
+    except ImportError:
+        print("SKIPPED: the admission policy (pip install cel-python)")
+        return
+    spec = policy["spec"]
+    account = "system:serviceaccount:sluice:sluice-node"
+    key = "authentication.kubernetes.io/node-name"
+
+    def evaluated(expression, known):
+        environment = celpy.Environment()
+        program = environment.program(environment.compile(re.sub(r"\s+", " ", expression)))
+        return program.evaluate({name: celpy.json_to_cel(value) for name, value in known.items()})
+
+    def refused(operation, resource, old, new, extra, user=account):
+        request = {"operation": operation, "resource": {"resource": resource}, "name": old["metadata"]["name"],
+                   "userInfo": {"username": user, **({"extra": extra} if extra is not None else {})}}
+        known = {"request": request, "oldObject": old, "object": new}
+        if not all(evaluated(one["expression"], known) for one in spec["matchConditions"]):
+            return []
+        variables = {one["name"]: str(evaluated(one["expression"], known)) for one in spec["variables"]}
+        known["variables"] = variables
+        said = []
+        for one in spec["validations"]:
+            if not evaluated(one["expression"], known):
+                message = one.get("messageExpression")
+                said.append(str(evaluated(message, known)) if message else one["message"])
+        return said
+
+    def pod(node, image="a", label="x"):
+        spec = {"containers": [{"image": image}], **({"nodeName": node} if node else {})}
+        return {"metadata": {"name": "pod", "labels": {"label": label}}, "spec": spec}
+
+    def node(name, taints=()):
+        return {"metadata": {"name": name}, "spec": {"taints": list(taints)}}
+
+    own = {key: ["one"]}
+    for call, words in [
+        (("UPDATE", "pods", pod("one"), pod("one", label="y"), own), None),
+        (("UPDATE", "nodes", node("one"), node("one"), own), None),
+        (("DELETE", "pods", pod("one"), None, own), None),
+        (("UPDATE", "pods", pod("two"), pod("two"), own), "only its own node"),
+        (("UPDATE", "pods", pod(""), pod(""), own), "only its own node"),
+        (("DELETE", "pods", pod("two"), None, own), "only its own node"),
+        (("UPDATE", "nodes", node("two"), node("two"), own), "only its own node"),
+        (("UPDATE", "nodes", node("one"), node("one", ["x"]), own), "metadata only"),
+        (("UPDATE", "pods", pod("one"), pod("one", image="b"), own), "metadata only"),
+        (("DELETE", "nodes", node("one"), None, own), "may not delete nodes"),
+        (("UPDATE", "nodes", node("one"), node("one"), {}), "an unknown node"),
+        (("UPDATE", "nodes", node("one"), node("one"), None), "an unknown node"),
+        (("UPDATE", "nodes", node("two"), node("two", ["x"]), {}, "system:node:two"), None),
+    ]:
+        said = refused(*call)
+        expect(bool(said) == bool(words) and (not words or words in said[0]), f"the admission policy on {call}: {said}")
+
+
+def check_samples():
+    for path in sorted(glob.glob(f"{DEPLOY}/samples/*.yaml")):
+        with open(path, encoding="utf-8") as file:
+            for one in yaml.safe_load_all(file):
+                expect(one["kind"] == "Pod" and one["metadata"]["namespace"] == "default", f"{path}: {one['kind']}")
+
+
+def check_types(paths):
+    """Each field is one of Kubernetes' own. What operators define has no schema there."""
+    try:
+        import kubernetes_validate
+    except ImportError:
+        print("SKIPPED: types of fields (pip install kubernetes-validate)")
+        return
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            for one in yaml.safe_load_all(file):
+                try:
+                    kubernetes_validate.validate(one, "1.34", strict=True)
+                except kubernetes_validate.ValidationError as error:
+                    wrong.append(f"{path}: {one['kind']}: {error.message}")
+
+
+check_schema()
+go, kubectl = shutil.which("go"), shutil.which("kubectl")
 if go:
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "render")
         subprocess.run([go, "build", "-o", program, "scripts/kubernetes/render.go"], check=True)
-        chart = rendered(folder, program, {})
-        expect(chart.keys() == base.keys() - {("Namespace", "sluice")}, f"the chart has {sorted(chart)}")
-        for key in [("ClusterRole", "sluice-node"), ("ClusterRoleBinding", "sluice-node"), ("ServiceAccount", "sluice-node")]:
-            expect(chart.get(key) == base[key], f"chart and base differ: {key}")
-        own = chart[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-        for name in ["volumes", "hostPID", "serviceAccountName", "tolerations", "nodeSelector", "affinity"]:
-            expect(own.get(name) == pod.get(name), f"chart and base differ: {name}")
-        for ours, theirs in zip(own["initContainers"] + own["containers"], pod["initContainers"] + pod["containers"]):
-            for name in ["name", "command", "env", "securityContext", "resources", "volumeMounts"]:
-                expect(ours.get(name) == theirs.get(name), f"chart and base differ: {theirs['name']}: {name}")
-            expect(set(theirs["args"]) <= set(ours["args"]), f"chart and base differ: {theirs['name']}: {ours['args']}")
-        gates = rendered(folder, program, {"featureGates": {"CorePlugin": True, "Reschedule": True}, "dialects": ["hami", "volcano"]})
-        verbs = gates[("ClusterRole", "sluice-node")]["rules"][0]["verbs"]
-        expect("delete" in verbs, "the chart grants no delete with Reschedule")
-        args = gates[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]["containers"][1]["args"]
-        expect("--feature-gates=CorePlugin=true,Reschedule=true" in args and "--dialects=hami,volcano" in args, f"{args}")
-        keeping = rendered(folder, program, {"keepImagePreloads": True, "image": {"tag": "9.9"}})
-        keeping = keeping[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-        expect(keeps_image_preloads(keeping, "9.9"), f"the chart with keepImagePreloads: {keeping}")
-        chosen = rendered(folder, program, {"nodeSelector": {"gpus": "yes"}})
-        chosen = chosen[("DaemonSet", "sluice-node")]["spec"]["template"]["spec"]
-        expect(chosen["nodeSelector"] == {"gpus": "yes"} and "affinity" not in chosen, "the chart keeps its affinity")
-        wanted = read("scheduler-v1.yaml")["extenders"]
-        of = {"vgpu-manager": 3, "volcano": 4, "hami": 5}
-        for dialects in [list(of), *([one] for one in of)]:
-            values = {"dialects": dialects, "scheduler": {"enabled": True, "image": "kube-scheduler:v1"}}
-            with_scheduler = rendered(folder, program, values)
-            expect(("Deployment", "sluice-scheduler") in with_scheduler, "no scheduler")
-            configured = yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
-            resources = configured["extenders"][0]["managedResources"]
-            if dialects == list(of):
-                expect(configured["extenders"] == wanted, f"chart and scheduler-v1.yaml differ: {configured}")
-            expect(len(resources) == sum(of[one] for one in dialects), f"{dialects}: {resources}")
+        check_chart(program)
 else:
     print("SKIPPED: the chart's templates (go is missing)")
-
+with open(BASE, encoding="utf-8") as file:
+    base = documents(file.read())
+if kubectl:
+    check_overlays(kubectl, base)
+else:
+    print("SKIPPED: kubectl kustomize (kubectl is missing)")
+check_policy(base[("ValidatingAdmissionPolicy", "sluice-node")])
+check_samples()
+check_types([BASE, f"{DEPLOY}/base/namespace.yaml", *sorted(glob.glob(f"{DEPLOY}/samples/*.yaml"))])
 for one in wrong:
     print(one)
 sys.exit(1 if wrong else 0)

@@ -5,13 +5,23 @@ use std::path::Path;
 
 use node::PERMISSIONS;
 
-/// The rules of the role, without what a gate has to open.
+/// The chart's role. What a gate needs is granted with the gate.
 fn role() -> String {
-    let mut rules: Vec<(&str, &str, Vec<&str>)> = Vec::new();
-    for one in PERMISSIONS.iter().filter(|one| one.gate.is_none()) {
-        match rules.iter_mut().find(|rule| (rule.0, rule.1) == (one.group, one.resource)) {
-            Some((.., verbs)) => verbs.push(one.verb),
-            None => rules.push((one.group, one.resource, vec![one.verb])),
+    let mut rules: Vec<(&str, &str, String)> = Vec::new();
+    for one in PERMISSIONS {
+        match (
+            rules.iter_mut().find(|rule| (rule.0, rule.1) == (one.group, one.resource)),
+            one.gate,
+        ) {
+            (Some((.., verbs)), None) => *verbs += &format!(", {}", one.verb),
+            (Some((.., verbs)), Some(gate)) => {
+                *verbs += &format!(
+                    "{{{{ if .Values.featureGates.{gate:?} }}}}, {}{{{{ end }}}}",
+                    one.verb
+                );
+            }
+            (None, None) => rules.push((one.group, one.resource, one.verb.to_owned())),
+            (None, Some(gate)) => panic!("{}: nothing without {gate:?}", one.resource),
         }
     }
     let mut text = "# Written by a test, from what the program asks for.
@@ -19,14 +29,15 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
   name: sluice-node
+  labels:
+    {{- include \"sluice.labels\" . | nindent 4 }}
 rules:
 "
     .to_owned();
     for (group, resource, verbs) in rules {
         let group = if group.is_empty() { "\"\"" } else { group };
         text += &format!(
-            "  - apiGroups: [{group}]\n    resources: [{resource}]\n    verbs: [{}]\n",
-            verbs.join(", ")
+            "  - apiGroups: [{group}]\n    resources: [{resource}]\n    verbs: [{verbs}]\n"
         );
     }
     text
@@ -34,7 +45,8 @@ rules:
 
 #[test]
 fn documentation_of_permissions_is_the_role_that_is_deployed() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/base/role.yaml");
+    let path = "../../deploy/kubernetes/chart/templates/role.yaml";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, role()).unwrap();
     }

@@ -1,0 +1,58 @@
+{{- define "sluice.labels" -}}
+app.kubernetes.io/name: sluice
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: sluice
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "sluice.tag" -}}
+{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "sluice.image" -}}
+{{ .Values.image.repository }}:{{ include "sluice.tag" . }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ end }}
+{{- end }}
+
+{{- define "sluice.minor" -}}
+{{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}
+{{- end }}
+
+{{- /* The kube-scheduler of the cluster's own minor version. */ -}}
+{{- define "sluice.schedulerImage" -}}
+{{- $image := .Values.scheduler.image -}}
+{{ $image.repository }}:{{ $image.tag | default (printf "v1.%s.0" (include "sluice.minor" .)) }}{{ if $image.digest }}@{{ $image.digest }}{{ end }}
+{{- end }}
+
+{{- /* Only a privileged container may open device files that no runtime has added. */ -}}
+{{- define "sluice.nodeRights" -}}
+runAsUser: 0
+readOnlyRootFilesystem: true
+{{- if eq .Values.devices "mounts" }}
+privileged: true
+{{- else }}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  # Pages of all users, and roots and mounts of their processes.
+  add: [DAC_OVERRIDE, SYS_PTRACE]
+{{- end }}
+{{- end }}
+
+{{- define "sluice.unprivileged" -}}
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "sluice.nodeEnv" -}}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: {{ if eq .Values.devices "mounts" }}void{{ else }}all{{ end }}
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: utility
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- end }}
