@@ -198,9 +198,12 @@ def check_chart(program):
         expect(sees and names and container["securityContext"]["privileged"], f"devices: mounts: {container}")
     expect("--driver=/opt/driver" in mounts["containers"][1]["args"], "devices: mounts: no --driver")
 
+    info = pod_of(rendered({"dialects": ["vgpu-rs"], "gpuInfo": "tflops"}), AGENT)
+    expect("--gpu-info=/etc/sluice/gpu-info/gpu-info.yaml" in info["containers"][1]["args"]
+           and {"name": "gpu-info", "configMap": {"name": "tflops"}} in info["volumes"], "gpuInfo")
     told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True}})
     expect({("Service", "sluice-metrics"), ("ServiceMonitor", "sluice")} <= told.keys(), "metrics: no Service")
-    expect({"--listen=0.0.0.0:9452", "--token-file=/etc/sluice/token/token", "--tls-key=/etc/sluice/tls/tls.key"}
+    expect({"--listen=0.0.0.0:9477", "--token-file=/etc/sluice/token/token", "--tls-key=/etc/sluice/tls/tls.key"}
            <= set(pod_of(told, AGENT)["containers"][0]["args"]), "metrics: the daemon does not listen")
 
     for values in [{"scheduler": {"enabled": False}}, {"dialects": ["vgpu-rs"]}]:
