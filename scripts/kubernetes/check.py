@@ -1,6 +1,7 @@
-"""Checks deploy/kubernetes without a cluster: check.py. Ends with 77 if something that it needs is missing.
+"""Checks deploy/kubernetes without a cluster.
 
-UPDATE_DOCS=1 writes base/sluice.yaml anew: the chart with its own values.
+Needs Go, and of PyPI PyYAML, jsonschema, kubernetes-validate and cel-python. UPDATE_DOCS=1 writes base/sluice.yaml anew:
+the chart with its own values.
 """
 
 import copy
@@ -13,12 +14,10 @@ import subprocess
 import sys
 import tempfile
 
-try:
-    import jsonschema
-    import yaml
-except ImportError as missing:
-    print(f"{missing.name} is missing: apt-get install python3-yaml python3-jsonschema")
-    sys.exit(77)
+import celpy
+import jsonschema
+import kubernetes_validate
+import yaml
 
 DEPLOY = "deploy/kubernetes"
 BASE = f"{DEPLOY}/base/sluice.yaml"
@@ -228,12 +227,7 @@ def check_chart(program):
 
 
 def check_policy(policy):
-    """What the API server would decide. Its language is evaluated by a package of PyPI."""
-    try:
-        import celpy
-    except ImportError:
-        print("SKIPPED: the admission policy (pip install cel-python)")
-        return
+    """What the API server would decide."""
     spec = policy["spec"]
     account = "system:serviceaccount:sluice:sluice-node"
     key = "authentication.kubernetes.io/node-name"
@@ -294,11 +288,6 @@ def check_samples():
 
 def check_types(paths):
     """Each field is one of Kubernetes' own. What operators define has no schema there."""
-    try:
-        import kubernetes_validate
-    except ImportError:
-        print("SKIPPED: types of fields (pip install kubernetes-validate)")
-        return
     for path in paths:
         with open(path, encoding="utf-8") as file:
             for one in yaml.safe_load_all(file):
@@ -309,16 +298,13 @@ def check_types(paths):
 
 
 check_schema()
-go, kubectl = shutil.which("go"), shutil.which("kubectl")
-if go:
-    with tempfile.TemporaryDirectory() as folder:
-        program = os.path.join(folder, "render")
-        subprocess.run([go, "build", "-o", program, "scripts/kubernetes/render.go"], check=True)
-        check_chart(program)
-else:
-    print("SKIPPED: the chart's templates (go is missing)")
+with tempfile.TemporaryDirectory() as folder:
+    program = os.path.join(folder, "render")
+    subprocess.run(["go", "build", "-o", program, "scripts/kubernetes/render.go"], check=True)
+    check_chart(program)
 with open(BASE, encoding="utf-8") as file:
     base = documents(file.read())
+kubectl = shutil.which("kubectl")
 if kubectl:
     check_overlays(kubectl, base)
 else:

@@ -20,9 +20,9 @@ pub(super) const PYTHON: Need = Need::Tool(
     tools::has_python,
     "python3 is missing; install it with: apt-get install python3 (as root)",
 );
-const YAML: Need = Need::Tool(
-    tools::has_yaml,
-    "it needs apt-get install python3-yaml python3-jsonschema (as root)",
+const MANIFEST_READERS: Need = Need::Tool(
+    tools::has_manifest_readers,
+    "it needs packages of PyPI, and Go: apt-get install golang-go (as root)",
 );
 const PROMTOOL: Need = Need::Tool(
     tools::has_promtool,
@@ -74,7 +74,11 @@ pub(super) fn table() -> Vec<Check> {
             job.line("python3 -m unittest discover -s scripts/gpu-proof")
         })
         .needs(PYTHON),
-        check(Tier::Other, "deploy/kubernetes", |job| job.line("python3 scripts/kubernetes/check.py")).needs(YAML),
+        check(Tier::Other, "deploy/kubernetes", |job| {
+            let python = job.built("tools/manifests/bin/python");
+            job.run(Command::new(python).arg("scripts/kubernetes/check.py"))
+        })
+        .needs(MANIFEST_READERS),
         check(Tier::Other, "metrics and rules", metrics_and_rules).needs(PROMTOOL),
         check(Tier::Other, "systemd units", systemd_units).needs(SYSTEMD).needs(build),
         check(Tier::Other, "shell scripts", |job| {

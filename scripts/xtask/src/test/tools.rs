@@ -144,8 +144,11 @@ pub(super) fn has_systemd_analyze(_: &Job) -> bool {
     find_program("systemd-analyze").is_some()
 }
 
-pub(super) fn has_yaml(_: &Job) -> bool {
-    succeeds(Command::new("python3").args(["-c", "import yaml, jsonschema"]))
+/// What reads manifests of Kubernetes, knows their fields and evaluates their policies; Go renders the chart.
+pub(super) fn has_manifest_readers(job: &Job) -> bool {
+    let packages = "PyYAML==6.0.4 jsonschema==4.26.0 kubernetes-validate==1.37.0 cel-python==0.5.0";
+    python_packages(&job.built("tools/manifests"), packages)
+        && (find_program("go").is_some() || install("golang-go"))
 }
 
 pub(super) fn has_musl(_: &Job) -> bool {
