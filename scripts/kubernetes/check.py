@@ -222,36 +222,34 @@ def check_chart(program):
         image = pod_of(older, SCHEDULER)["containers"][0]["image"]
         expect(image == f"registry.k8s.io/kube-scheduler:v1.{minor}.0", f"1.{minor}: {image}")
         expect(not [one for one in older if "Policy" in one[0]], f"1.{minor} has no such policies")
+    dialects = ["vgpu-manager", "volcano", "hami", "vgpu-rs"]
+    check_policy_of_pods({one: rendered({"dialects": [one]})[("ValidatingAdmissionPolicy", "sluice-pods")] for one in dialects})
     notes = text_of(program, {}, [f"{DEPLOY}/chart/templates/NOTES.txt"])
     expect("schedulerName: vgpu-scheduler" in notes, f"{notes}")
 
 
-def check_policy(policy):
-    """What the API server would decide."""
-    spec = policy["spec"]
-    account = "system:serviceaccount:sluice:sluice-node"
-    key = "authentication.kubernetes.io/node-name"
+AGENT_USER = "system:serviceaccount:sluice:sluice-node"
 
+
+def refusals(policy, request, old, new):
+    """What the API server would say, as far as cel-python evaluates as it does."""
     def evaluated(expression, known):
         environment = celpy.Environment()
         program = environment.program(environment.compile(re.sub(r"\s+", " ", expression)))
-        return program.evaluate({name: celpy.json_to_cel(value) for name, value in known.items()})
+        return program.evaluate(known)
 
-    def refused(operation, resource, old, new, extra, user=account):
-        request = {"operation": operation, "resource": {"resource": resource}, "name": old["metadata"]["name"],
-                   "userInfo": {"username": user, **({"extra": extra} if extra is not None else {})}}
-        known = {"request": request, "oldObject": old, "object": new}
-        if not all(evaluated(one["expression"], known) for one in spec["matchConditions"]):
-            return []
-        variables = {one["name"]: str(evaluated(one["expression"], known)) for one in spec["variables"]}
-        known["variables"] = variables
-        said = []
-        for one in spec["validations"]:
-            if not evaluated(one["expression"], known):
-                message = one.get("messageExpression")
-                said.append(str(evaluated(message, known)) if message else one["message"])
-        return said
+    spec = policy["spec"]
+    known = {"request": request, "oldObject": old, "object": new}
+    known = {name: celpy.json_to_cel(value) for name, value in known.items()}
+    if not all(evaluated(one["expression"], known) for one in spec["matchConditions"]):
+        return []
+    variables = {one["name"]: evaluated(one["expression"], known) for one in spec["variables"]}
+    known["variables"] = celpy.celtypes.MapType({celpy.celtypes.StringType(name): value for name, value in variables.items()})
+    failed = [one for one in spec["validations"] if not evaluated(one["expression"], known)]
+    return [str(evaluated(one["messageExpression"], known)) if "messageExpression" in one else one["message"] for one in failed]
 
+
+def check_policy_of_agents(policy):
     def pod(node, image="a", label="x"):
         spec = {"containers": [{"image": image}], **({"nodeName": node} if node else {})}
         return {"metadata": {"name": "pod", "labels": {"label": label}}, "spec": spec}
@@ -259,24 +257,47 @@ def check_policy(policy):
     def node(name, taints=()):
         return {"metadata": {"name": name}, "spec": {"taints": list(taints)}}
 
-    own = {key: ["one"]}
-    for call, words in [
-        (("UPDATE", "pods", pod("one"), pod("one", label="y"), own), None),
-        (("UPDATE", "nodes", node("one"), node("one"), own), None),
-        (("DELETE", "pods", pod("one"), None, own), None),
-        (("UPDATE", "pods", pod("two"), pod("two"), own), "only its own node"),
-        (("UPDATE", "pods", pod(""), pod(""), own), "only its own node"),
-        (("DELETE", "pods", pod("two"), None, own), "only its own node"),
-        (("UPDATE", "nodes", node("two"), node("two"), own), "only its own node"),
-        (("UPDATE", "nodes", node("one"), node("one", ["x"]), own), "metadata only"),
-        (("UPDATE", "pods", pod("one"), pod("one", image="b"), own), "metadata only"),
-        (("DELETE", "nodes", node("one"), None, own), "may not delete nodes"),
-        (("UPDATE", "nodes", node("one"), node("one"), {}), "an unknown node"),
-        (("UPDATE", "nodes", node("one"), node("one"), None), "an unknown node"),
-        (("UPDATE", "nodes", node("two"), node("two", ["x"]), {}, "system:node:two"), None),
+    own = {"authentication.kubernetes.io/node-name": ["one"]}
+    for operation, resource, old, new, extra, user, words in [
+        ("UPDATE", "pods", pod("one"), pod("one", label="y"), own, AGENT_USER, None),
+        ("UPDATE", "nodes", node("one"), node("one"), own, AGENT_USER, None),
+        ("DELETE", "pods", pod("one"), None, own, AGENT_USER, None),
+        ("UPDATE", "pods", pod("two"), pod("two"), own, AGENT_USER, "only its own node"),
+        ("UPDATE", "pods", pod(""), pod(""), own, AGENT_USER, "only its own node"),
+        ("DELETE", "pods", pod("two"), None, own, AGENT_USER, "only its own node"),
+        ("UPDATE", "nodes", node("two"), node("two"), own, AGENT_USER, "only its own node"),
+        ("UPDATE", "nodes", node("one"), node("one", ["x"]), own, AGENT_USER, "metadata only"),
+        ("UPDATE", "pods", pod("one"), pod("one", image="b"), own, AGENT_USER, "metadata only"),
+        ("DELETE", "nodes", node("one"), None, own, AGENT_USER, "may not delete nodes"),
+        ("UPDATE", "nodes", node("one"), node("one"), {}, AGENT_USER, "an unknown node"),
+        ("UPDATE", "nodes", node("one"), node("one"), None, AGENT_USER, "an unknown node"),
+        ("UPDATE", "nodes", node("two"), node("two", ["x"]), {}, "system:node:two", None),
     ]:
-        said = refused(*call)
-        expect(bool(said) == bool(words) and (not words or words in said[0]), f"the admission policy on {call}: {said}")
+        who = {"username": user, **({"extra": extra} if extra is not None else {})}
+        request = {"operation": operation, "resource": {"resource": resource}, "name": old["metadata"]["name"], "userInfo": who}
+        said = refusals(policy, request, old, new)
+        expect(bool(said) == bool(words) and (not words or words in said[0]), f"{operation} of {old} by {who}: {said}")
+
+
+def check_policy_of_pods(policies):
+    """Those of the chart with each dialect, by what its pods request."""
+    for dialect, resource in [
+        ("vgpu-manager", "nvidia.com/vgpu-number"), ("volcano", "volcano.sh/vgpu-number"), ("hami", "nvidia.com/gpu"),
+        ("vgpu-rs", "tensor-fusion.ai/index_a"),
+    ]:
+        for path, is_refused in [
+            ("/data", False), ("/etc", False), ("/srv/sluice", False), ("/run/sluice-data", False),
+            ("/run/sluice", True), ("/var/run/sluice/allocation/", True), ("/etc/ld.so.preload", True), ("/run//sluice", True),
+            ("/run/x/../sluice", True), ("/run/./sluice", True),
+        ]:
+            mounting = {"name": "a", "volumeMounts": [{"mountPath": path}]}
+            asking = {"name": "b", "resources": {"limits": {resource: "1"}}}
+            pods = [{"containers": [{**mounting, **asking}]}, {"containers": [asking], "initContainers": [mounting]}]
+            others = [{"containers": [{**mounting, **one}]}
+                      for one in [{}, {"resources": {}}, {"resources": {"limits": {"cpu": "1"}}}]]
+            for spec, expected in [*((one, is_refused) for one in pods), *((one, False) for one in others)]:
+                said = refusals(policies[dialect], {"operation": "CREATE"}, None, {"spec": spec})
+                expect(bool(said) == expected, f"{dialect}: {spec}: {said}")
 
 
 def check_samples():
@@ -309,7 +330,7 @@ if kubectl:
     check_overlays(kubectl, base)
 else:
     print("SKIPPED: kubectl kustomize (kubectl is missing)")
-check_policy(base[("ValidatingAdmissionPolicy", "sluice-node")])
+check_policy_of_agents(base[("ValidatingAdmissionPolicy", "sluice-node")])
 check_samples()
 check_types([BASE, f"{DEPLOY}/base/namespace.yaml", *sorted(glob.glob(f"{DEPLOY}/samples/*.yaml"))])
 for one in wrong:

@@ -56,3 +56,16 @@ capabilities:
     fieldRef:
       fieldPath: spec.nodeName
 {{- end }}
+
+{{- /* A regular expression for what pods request. */ -}}
+{{- define "sluice.resources" -}}
+^(
+{{- range $index, $dialect := .Values.dialects }}
+{{- if $index }}|{{ end }}
+{{- if eq $dialect "vgpu-manager" }}nvidia[.]com/vgpu-.*
+{{- else if eq $dialect "volcano" }}volcano[.]sh/vgpu-.*
+{{- else if eq $dialect "hami" }}nvidia[.]com/gpu
+{{- else }}tensor-fusion[.]ai/index(_[0-9a-f])?
+{{- end }}
+{{- end }})$
+{{- end }}
