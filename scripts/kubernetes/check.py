@@ -1,10 +1,11 @@
-"""Checks deploy/kubernetes without a cluster.
+"""Checks deploy/kubernetes without a cluster: check.py HYPERVISOR, the program that containers run.
 
 Needs Go, and of PyPI PyYAML, jsonschema, kubernetes-validate and cel-python. UPDATE_DOCS=1 writes base/sluice.yaml anew:
 the chart with its own values.
 """
 
 import copy
+import functools
 import glob
 import json
 import os
@@ -21,7 +22,7 @@ import yaml
 
 DEPLOY = "deploy/kubernetes"
 BASE = f"{DEPLOY}/base/sluice.yaml"
-HEADER = "# Written by UPDATE_DOCS=1 python3 scripts/kubernetes/check.py, from ../chart.\n"
+HEADER = "# Written by UPDATE_DOCS=1 python3 scripts/kubernetes/check.py HYPERVISOR, from ../chart.\n"
 AGENT, SCHEDULER = ("DaemonSet", "sluice-node"), ("Deployment", "sluice-scheduler")
 wrong = []
 
@@ -87,6 +88,22 @@ def all_containers(objects):
             yield f"{key[1]}/{container['name']}", pod, container
 
 
+@functools.cache
+def refusal(*words):
+    """What the program says to its words, which end before it would act on them."""
+    run = subprocess.run([sys.argv[1], *words, "--help"], capture_output=True, text=True, check=False)
+    return run.stderr.partition("\n")[0] if run.returncode else ""
+
+
+def check_command_lines(container, name):
+    lines = [[*container["command"], *container["args"]]]
+    lines += [container[probe].get("exec", {}).get("command", []) for probe in container if probe.endswith("Probe")]
+    for line in lines:
+        if line[:1] == ["/usr/bin/hypervisor"]:
+            refused = refusal(*line[1:])
+            expect(not refused, f"{name}: {' '.join(line)}: {refused}")
+
+
 def check_schema():
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)
@@ -117,6 +134,7 @@ def check_objects(objects, what):
     """What holds for whatever values."""
     for name, pod, container in all_containers(objects):
         name = f"{what}: {name}"
+        check_command_lines(container, name)
         volumes = {volume["name"] for volume in pod["volumes"]}
         mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
         expect(mounts <= volumes, f"{name}: a mount without a volume")

@@ -76,9 +76,11 @@ pub(super) fn table() -> Vec<Check> {
         .needs(PYTHON),
         check(Tier::Other, "deploy/kubernetes", |job| {
             let python = job.built("tools/manifests/bin/python");
-            job.run(Command::new(python).arg("scripts/kubernetes/check.py"))
+            let mut check = Command::new(python);
+            job.run(check.arg("scripts/kubernetes/check.py").arg(job.built("debug/hypervisor")))
         })
-        .needs(MANIFEST_READERS),
+        .needs(MANIFEST_READERS)
+        .needs(build),
         check(Tier::Other, "metrics and rules", metrics_and_rules).needs(PROMTOOL),
         check(Tier::Other, "systemd units", systemd_units).needs(SYSTEMD).needs(build),
         check(Tier::Other, "shell scripts", |job| {
