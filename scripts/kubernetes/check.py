@@ -201,6 +201,12 @@ def check_chart(program):
     expect("delete" in gates[("ClusterRole", "sluice-node")]["rules"][0]["verbs"], "no right to delete with Reschedule")
     args = pod_of(gates, AGENT)["containers"][1]["args"]
     expect("--feature-gates=CorePlugin=true,MemoryPlugin=true,Reschedule=true" in args and "--dialects=hami,volcano" in args, f"{args}")
+    for values, wanted in [
+        ({}, "SerialBindNode=true"), ({"SerializedNodeBind": False}, "SerializedNodeBind=false"),
+        ({"GPUTopology": True}, "GPUTopology=true,SerialBindNode=true"),
+    ]:
+        args = pod_of(rendered({"featureGates": values}), SCHEDULER)["containers"][1]["args"]
+        expect(f"--feature-gates={wanted}" in args, f"the extender with the gates {values}: {args}")
     keeping = rendered({"keepImagePreloads": True, "image": {"tag": "9.9"}})
     expect(keeps_image_preloads(pod_of(keeping, AGENT), "9.9"), "the chart with keepImagePreloads")
     digest = "sha256:" + 64 * "a"

@@ -299,7 +299,7 @@ mod tests {
         (share.cores, share.memory_mib)
     }
 
-    /// The table of docs/kubernetes.md.
+    /// The table of docs/kubernetes-contracts.md.
     #[test]
     fn what_is_not_said_means_what_each_original_means() {
         let vgpu = ("nvidia.com/vgpu-number", "2");

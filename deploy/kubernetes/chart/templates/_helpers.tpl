@@ -69,3 +69,17 @@ capabilities:
 {{- end }}
 {{- end }})$
 {{- end }}
+
+{{- /* The gates of the extender, which binds a node's pods one after the other unless told otherwise. */ -}}
+{{- define "sluice.schedulerGates" -}}
+{{- $gates := list }}
+{{- $serial := "SerialBindNode=true" }}
+{{- range $name, $open := .Values.featureGates }}
+{{- if or (eq $name "SerialBindNode") (eq $name "SerializedNodeBind") }}
+{{- $serial = printf "%s=%t" $name $open }}
+{{- else if or (eq $name "GPUTopology") (eq $name "TopologyAwareGPUAllocation") }}
+{{- $gates = append $gates (printf "%s=%t" $name $open) }}
+{{- end }}
+{{- end }}
+{{- join "," (append $gates $serial) }}
+{{- end }}
