@@ -185,8 +185,8 @@ enum Command {
     },
     /// Ask a running part whether it is ready, and exit with 0 if so, else with 1: a probe for containers
     Probe {
-        /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which each of
-        /// the node agent's sockets has to accept a connection
+        /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which one of the
+        /// node agent's sockets has to accept a connection, if there are any
         #[arg(value_name = "WHOM")]
         target: String,
         /// Path to GET, such as /healthz or /readyz, which has to be answered by status 200 [default: only connect]
