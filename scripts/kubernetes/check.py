@@ -42,6 +42,8 @@ def read(path):
 
 
 VALUES, CHART = read("chart/values.yaml"), read("chart/Chart.yaml")
+with open(f"{DEPLOY}/base/namespace.yaml", encoding="utf-8") as namespace:
+    NAMESPACE = documents(namespace.read())
 with open(f"{DEPLOY}/chart/values.schema.json", encoding="utf-8") as schema:
     SCHEMA = json.load(schema)
 
@@ -147,7 +149,7 @@ def check_objects(objects, what):
             expect({"livenessProbe", "readinessProbe"} <= set(container), f"{name}: no probes")
     standard = {f"app.kubernetes.io/{one}" for one in ["name", "instance", "version", "part-of", "managed-by"]}
     for key, one in objects.items():
-        expect(key[0] == "Namespace" or standard <= set(one["metadata"].get("labels", {})), f"{what}: {key}: labels")
+        expect(key in NAMESPACE or standard <= set(one["metadata"].get("labels", {})), f"{what}: {key}: labels")
 
 
 def keeps_image_preloads(pod, version):
@@ -167,7 +169,7 @@ def check_overlays(kubectl, base):
 
     whole = kustomized("base")
     check_objects(whole, "base")
-    expect(whole.keys() == base.keys() | {("Namespace", "sluice")}, "kustomize makes other objects")
+    expect(whole.keys() == base.keys() | NAMESPACE.keys(), "kustomize makes other objects")
     expect(whole[("RoleBinding", "sluice-scheduler-authentication-reader")]["metadata"]["namespace"] == "kube-system",
            "kustomize moves a binding out of kube-system")
     enforced = whole[("Namespace", "sluice")]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
