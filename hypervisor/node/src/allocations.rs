@@ -28,7 +28,7 @@ use crate::identity::{Containers, Holder};
 use crate::image_preloads;
 use crate::injection;
 use crate::pool::{Allocation, AllocationKey, Pool, UnitId};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 const LOCK: &str = ".lock";
 /// What an allocation is, for the node's other parts.
@@ -50,7 +50,7 @@ const ENDED: Duration = Duration::from_secs(1);
 /// The same for one whose container was never listed: the kubelet lists it as soon as all its resources are there, but
 /// for an init container, which it never lists.
 const NEVER_LISTED: Duration = Duration::from_secs(10);
-/// For how long after its start a container's first process may be waiting. Others come later, if any.
+/// For how long after `Allocate` a scheduler, or after its start a container's first process, may be waiting.
 const URGENT: Duration = Duration::from_secs(15);
 
 /// The folder.
@@ -63,6 +63,8 @@ pub(crate) struct Allocations {
     in_use: Mutex<InUse>,
     /// Counts changes of both.
     changes: watch::Sender<u64>,
+    /// Told when the kubelet gives something out.
+    given: Notify,
 }
 
 /// An allocation, as far as it is known.
@@ -131,9 +133,6 @@ pub(crate) enum AllocateError {
 /// Why limits are not written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// Nothing was allocated in between, so the kubelet contradicts itself.
-    #[error("the kubelet lists it for {now}, and has listed it for {before}")]
-    OtherHolder { before: Box<Holder>, now: Box<Holder> },
     /// Others have it, by these names or others.
     #[error("{what} of {gpu} are asked for: {asked}; {left} of {total} are left")]
     NoRoom { what: &'static str, gpu: GpuId, asked: u64, left: u64, total: u64 },
@@ -183,7 +182,8 @@ impl Allocations {
                 let (drafts, table) = (AtomicU64::new(0), Mutex::new(table));
                 let (in_use, changes) = (Mutex::default(), watch::Sender::new(0));
                 let folder = folder.to_owned();
-                let allocations = Self { folder, drafts, table, in_use, changes };
+                let given = Notify::new();
+                let allocations = Self { folder, drafts, table, in_use, changes, given };
                 Ok((allocations, Lock { _file: lock }))
             }
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
@@ -200,6 +200,11 @@ impl Allocations {
     /// Told whenever something is taken or given back.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Waits until the kubelet gives something out, if it has not since this was last waited for.
+    pub(crate) async fn given(&self) {
+        self.given.notified().await;
     }
 
     fn has_changed(&self) {
@@ -254,12 +259,18 @@ impl Allocations {
         table.insert(allocation.key.clone(), Entry::new(resource, allocation));
         drop(table);
         self.has_changed();
+        self.given.notify_one();
         Ok(())
     }
 
     /// A container with it is about to start. The folder is made again if it has gone: after a restart of the node the
-    /// kubelet starts containers anew by what it remembers, and calls `Allocate` no more.
-    pub(crate) fn start(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
+    /// kubelet starts containers anew by what it remembers, and calls `Allocate` no more. Returns whose limits are
+    /// written.
+    pub(crate) fn start(
+        &self,
+        resource: &Resource,
+        allocation: &Allocation,
+    ) -> io::Result<Option<Holder>> {
         let mut table = self.table();
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
             self.make(resource, allocation)?;
@@ -269,7 +280,7 @@ impl Allocations {
         let entry = table.entry(allocation.key.clone()).or_insert_with(new);
         File::create(self.of(&allocation.key).join(STARTED))?;
         (entry.started, entry.missing) = (Some(Instant::now()), None);
-        Ok(())
+        Ok(entry.holder.clone())
     }
 
     /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
@@ -313,24 +324,36 @@ impl Allocations {
         !self.table().is_empty()
     }
 
-    /// Those whose containers have begun to start, and whose limits are not known. The kubelet was asked at `asked`: what
-    /// it said counts only for what was there before, since it may have told what held then.
-    pub(crate) fn waiting(&self, asked: Instant) -> Vec<Waiting> {
-        let is_settled = |entry: &&Entry| entry.holder.is_none() && entry.counts_at(asked);
-        let table = self.table();
-        let waiting = table.iter().filter(|(_, entry)| is_settled(entry));
-        let one = |(key, entry): (&AllocationKey, &Entry)| Waiting {
-            key: key.clone(),
-            ids: entry.ids.clone(),
-            gpus: entry.gpus.clone(),
+    /// Those whose limits are not known. The kubelet was asked at `asked`: what it said counts only for what was there before,
+    /// since it may have told what held then. `counted`: what they are to have is what the kubelet counts, which it has done
+    /// when a container has begun to start.
+    pub(crate) fn waiting(&self, asked: Instant, counted: bool) -> Vec<Waiting> {
+        let is_due = |entry: &&Entry| {
+            entry.holder.is_none()
+                && entry.counts_at(asked)
+                && (!counted || entry.started.is_some())
         };
-        waiting.map(one).collect()
+        let table = self.table();
+        table.iter().filter(|(_, entry)| is_due(entry)).map(Entry::waiting).collect()
     }
 
-    /// Whether a container that has just started waits for its limits.
-    pub(crate) fn is_urgent(&self) -> bool {
-        let begun = |started: Instant| started.elapsed() < URGENT;
-        let waits = |entry: &Entry| entry.holder.is_none() && entry.started.is_some_and(begun);
+    /// What is promised to the containers that are listed, and those of which that is not known yet. Where none is listed, all
+    /// that are known count.
+    pub(crate) fn promised(&self, listed: &Containers) -> (Vec<(GpuId, Share)>, Vec<Waiting>) {
+        let counts = |(_, entry): &(_, &Entry)| listed.is_empty() || listed.have_any(&entry.ids);
+        let table = self.table();
+        let (decided, waiting): (Vec<_>, Vec<_>) =
+            table.iter().filter(counts).partition(|(_, entry)| entry.holder.is_some());
+        let shares = decided.into_iter().flat_map(|(_, entry)| entry.taken().shares);
+        (shares.collect(), waiting.into_iter().map(Entry::waiting).collect())
+    }
+
+    /// Whether limits are likely to be known soon, and somebody waits for them.
+    pub(crate) fn is_urgent(&self, counted: bool) -> bool {
+        let waits = |entry: &Entry| {
+            let is_due = !counted || entry.started.is_some();
+            entry.holder.is_none() && is_due && entry.last_touched().elapsed() < URGENT
+        };
         self.table().values().any(waits)
     }
 
@@ -350,13 +373,8 @@ impl Allocations {
         let Some(entry) = table.get_mut(key).filter(|entry| entry.counts_at(asked)) else {
             return Ok(false);
         };
-        match &entry.holder {
-            Some(before) if *before == decision.holder => return Ok(true),
-            Some(before) => {
-                let (before, now) = (Box::new(before.clone()), Box::new(decision.holder.clone()));
-                return Err(WriteError::OtherHolder { before, now });
-            }
-            None => {}
+        if let Some(before) = &entry.holder {
+            return Ok(*before == decision.holder);
         }
         decision.parts.iter().try_for_each(|part| has_room(part, &others))?;
         let limits: Vec<(GpuId, Limits)> =
@@ -524,9 +542,13 @@ impl Entry {
         }
     }
 
-    /// Whether what the kubelet was asked at that time is about the present container, with all its resources.
+    fn waiting((key, entry): (&AllocationKey, &Self)) -> Waiting {
+        Waiting { key: key.clone(), ids: entry.ids.clone(), gpus: entry.gpus.clone() }
+    }
+
+    /// Whether what the kubelet was asked at that time is about the present container.
     fn counts_at(&self, asked: Instant) -> bool {
-        self.made <= asked && self.started.is_some_and(|started| started <= asked)
+        self.last_touched() <= asked
     }
 
     fn taken(&self) -> Taken {
@@ -595,7 +617,7 @@ impl Decision {
 }
 
 /// Whether a GPU has so much left beside what others have of it.
-fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
     let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
     let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
         cores: sum.cores.saturating_add(share.cores),

@@ -10,15 +10,15 @@ use std::time::Duration;
 use api_server::{
     CallError, ConnectError, answered, insisted, is_conflict, on_node, segment, watched,
 };
-use dialects::pods::{self, has_ended, is_allocating};
-use dialects::{Dialect, PodClaims, Resource as Counted};
+use dialects::pods::{self, has_ended};
+use dialects::{Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Container, Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
-use limits::{GpuId, Policy};
+use limits::Policy;
 use serde_json::{Value, json};
 
 use crate::events::{Events, Kind, Told};
@@ -51,8 +51,7 @@ pub(crate) struct Cluster {
     events: Events,
     reschedule: bool,
     policy: Arc<Mutex<Policy>>,
-    /// Containers whose GPUs the kubelet has been told, by their pods' UIDs.
-    told: Arc<Mutex<BTreeSet<(String, String)>>>,
+    factor: NonZeroU32,
     outcomes: Arc<Mutex<Outcomes>>,
 }
 
@@ -71,6 +70,7 @@ impl Cluster {
         options: &ClusterOptions,
         dialects: Arc<[Dialect]>,
         reschedule: bool,
+        factor: NonZeroU32,
     ) -> Result<(Self, Keep), ConnectError> {
         let client = api_server::client(options.kubeconfig.as_deref()).await?;
         let (pods, mut writer) = store();
@@ -82,7 +82,7 @@ impl Cluster {
             events: Events::new(client.clone(), node),
             reschedule,
             policy: Arc::default(),
-            told: Arc::default(),
+            factor,
             outcomes: Arc::default(),
         };
         let own = watcher::Config::default().fields(&on_node(&options.node));
@@ -133,7 +133,6 @@ impl Cluster {
     }
 
     fn forget(&self, pod: &Pod) {
-        self.told().retain(|(of, _)| of != uid(pod));
         self.outcomes().forget(uid(pod));
     }
 
@@ -141,16 +140,11 @@ impl Cluster {
     fn forget_others(&self) {
         let present: BTreeSet<String> =
             self.pods.state().iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
-        self.told().retain(|(of, _)| present.contains(of));
         self.outcomes().keep(&present);
     }
 
     fn outcomes(&self) -> std::sync::MutexGuard<'_, Outcomes> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn told(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, String)>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The policy of pods that name none.
@@ -164,54 +158,31 @@ impl Cluster {
         Ok(answered(ANSWERS_WITHIN, pods.get_opt(&segment(&holder.pod))).await?.map(Arc::new))
     }
 
-    /// The GPUs that a scheduler has claimed for the container which is likely to be next: with so many places, of the
-    /// pods that are being allocated. That it was this one is checked when its ids are known to be its.
-    pub(crate) async fn claimed(&self, resource: &Counted, count: usize) -> Vec<GpuId> {
-        if let Some(found) = self.next_of(&self.pods.state(), resource, count) {
-            return found;
-        }
-        // The kubelet may have heard of the pod before this program has.
+    /// This node's pods, as far as they have been heard of.
+    pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
+        self.pods.state()
+    }
+
+    /// The same as the API server has them now: a kubelet may have heard of a pod before this program has.
+    pub(crate) async fn list(&self) -> Result<Vec<Arc<Pod>>, CallError> {
         let pods: Api<Pod> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&on_node(&self.node));
-        let Ok(listed) = answered(LISTS_WITHIN, pods.list(&own)).await else { return Vec::new() };
-        let listed: Vec<Arc<Pod>> = listed.items.into_iter().map(Arc::new).collect();
-        self.next_of(&listed, resource, count).unwrap_or_default()
+        let listed = answered(LISTS_WITHIN, pods.list(&own)).await?;
+        Ok(listed.items.into_iter().map(Arc::new).collect())
     }
 
-    fn next_of(&self, pods: &[Arc<Pod>], resource: &Counted, count: usize) -> Option<Vec<GpuId>> {
-        let dialect = resource.dialect;
-        let names = dialect.annotations();
-        let time = |pod: &Pod| -> u64 {
-            let said = names.time.and_then(|name| pods::annotation(pod, name));
-            said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
-        };
-        let mut pods: Vec<&Arc<Pod>> =
-            pods.iter().filter(|pod| is_allocating(pod, dialect)).collect();
-        pods.sort_by_key(|pod| time(pod));
-        let mut told = self.told();
-        for pod in pods {
-            // Of these only the GPUs count here.
-            let Ok(claims) = pods::claims(pod, dialect, NonZeroU32::MIN) else { continue };
-            let uid = uid(pod);
-            for container in pods::containers(pod) {
-                let own = claims.of(&container.name).unwrap_or_default();
-                // By which number the kubelet asks. Of vgpu.rs it is the pod's own.
-                let is_it = match dialect {
-                    Dialect::VgpuRs => !own.is_empty() && asks_for(pod, container, resource, count),
-                    _ => own.len() == count,
-                };
-                if is_it && told.insert((uid.to_owned(), container.name.clone())) {
-                    return Some(own.iter().map(|claim| claim.gpu).collect());
-                }
-            }
-        }
-        None
-    }
-
-    /// A container has its GPUs: tells its pod's scheduler what all of them have.
-    pub(crate) fn allocated(&self, pod: &Arc<Pod>, container: &str, real: (Dialect, PodClaims)) {
+    /// A container has its GPUs. Once all of the pod's have (`is_all`), tells its scheduler what they have.
+    pub(crate) fn allocated(
+        &self,
+        pod: &Arc<Pod>,
+        container: &str,
+        real: (Dialect, PodClaims),
+        is_all: bool,
+    ) {
         let number = self.outcomes().started(uid(pod), container, real);
-        self.write(pod, number);
+        if is_all {
+            self.write(pod, number);
+        }
     }
 
     /// A running container has another part of its GPUs.
@@ -233,7 +204,10 @@ impl Cluster {
             loop {
                 let now = pods.get_opt(name).await?.filter(|now| uid(now) == uid(pod));
                 let Some(now) = now else { return Ok(None) };
-                let word = self.outcomes().latest(uid(pod), number).map(|last| last.word(&now));
+                let word = self
+                    .outcomes()
+                    .latest(uid(pod), number)
+                    .map(|last| last.word(&now, self.factor));
                 let Some(Word { metadata, lock }) = word else { return Ok(None) };
                 if metadata.is_null() {
                     return Ok(lock);
@@ -383,14 +357,6 @@ impl Cluster {
         };
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
-}
-
-/// Whether a container asks for so many ids.
-fn asks_for(pod: &Pod, container: &Container, resource: &Counted, count: usize) -> bool {
-    let need = pods::need(pod, container, &[resource.dialect]).ok().flatten();
-    need.is_some_and(|need| {
-        need.resource == resource.name && usize::try_from(need.places) == Ok(count)
-    })
 }
 
 /// Writes what a scheduler or a controller waits for: also after a time without an API server.

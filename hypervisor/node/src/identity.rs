@@ -41,6 +41,8 @@ pub(crate) struct Listed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Containers {
     listed: Vec<Listed>,
+    /// Those that have no place by these resources. Kubelets list a pod before they give its containers anything.
+    bare: BTreeSet<Holder>,
     /// Which of them are listed with a place.
     by_place: HashMap<String, Vec<usize>>,
     /// The ids of cores and memory that are in use, by resource.
@@ -54,12 +56,14 @@ pub(crate) enum Mismatch {
     Two(Box<Holder>, Box<Holder>),
     #[error("the kubelet lists some of these ids for {0} and others for {1}")]
     Parted(Box<Holder>, Box<Holder>),
+    #[error("the kubelet lists it for {now}, and has listed it for {before}")]
+    OtherHolder { before: Box<Holder>, now: Box<Holder> },
 }
 
 impl Containers {
     /// Those that have places by these resources.
     pub(crate) fn of(pods: &[PodResources], resources: &[Resource]) -> Self {
-        let mut listed = Vec::new();
+        let (mut listed, mut bare) = (Vec::new(), BTreeSet::new());
         let mut by_place: HashMap<String, Vec<usize>> = HashMap::new();
         let mut in_use = InUse::new();
         for pod in pods {
@@ -86,24 +90,37 @@ impl Containers {
                 let places = ids.iter().filter(|(counts, _)| counts.is_place());
                 let places: BTreeSet<String> =
                     places.flat_map(|(_, ids)| ids).map(|&id| id.to_owned()).collect();
+                let holder = Holder {
+                    namespace: pod.namespace.clone(),
+                    pod: pod.name.clone(),
+                    container: container.name.clone(),
+                };
                 if places.is_empty() {
+                    bare.insert(holder);
                     continue;
                 }
                 for place in &places {
                     by_place.entry(place.clone()).or_default().push(listed.len());
                 }
-                listed.push(Listed {
-                    holder: Holder {
-                        namespace: pod.namespace.clone(),
-                        pod: pod.name.clone(),
-                        container: container.name.clone(),
-                    },
-                    places,
-                    asked,
-                });
+                listed.push(Listed { holder, places, asked });
             }
         }
-        Self { listed, by_place, in_use }
+        Self { listed, bare, by_place, in_use }
+    }
+
+    /// Whether the kubelet has told of no pod at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.listed.is_empty() && self.bare.is_empty()
+    }
+
+    /// The containers that have no place, among them those that the kubelet is about to give one.
+    pub(crate) fn bare(&self) -> &BTreeSet<Holder> {
+        &self.bare
+    }
+
+    /// Whether a container has places.
+    pub(crate) fn have(&self, holder: &Holder) -> bool {
+        self.listed.iter().any(|listed| listed.holder == *holder)
     }
 
     /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no
@@ -132,6 +149,21 @@ impl Containers {
             }
         }
         Ok(exact)
+    }
+
+    /// Nothing was allocated since these ids were `before`'s.
+    pub(crate) fn check_holder(
+        &self,
+        ids: &BTreeSet<String>,
+        before: &Holder,
+    ) -> Result<(), Mismatch> {
+        match self.whose(ids)? {
+            Some(listed) if listed.holder != *before => {
+                let (before, now) = (Box::new(before.clone()), Box::new(listed.holder.clone()));
+                Err(Mismatch::OtherHolder { before, now })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The containers of a pod.

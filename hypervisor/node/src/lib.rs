@@ -25,6 +25,7 @@ mod options;
 mod outcomes;
 mod people;
 mod permissions;
+mod placing;
 mod plugin;
 mod pod_resources;
 pub mod pool;
@@ -181,7 +182,8 @@ pub async fn serve(
         None => None,
         Some(cluster) => {
             let reschedule = options.gates.is_open(Gate::Reschedule);
-            let (cluster, keep) = Cluster::of(cluster, Arc::clone(&dialects), reschedule).await?;
+            let (own, factor) = (Arc::clone(&dialects), options.memory_factor);
+            let (cluster, keep) = Cluster::of(cluster, own, reschedule, factor).await?;
             tasks.spawn(async { match keep.await {} });
             let (own, form) = (Arc::clone(&dialects), options.hami);
             let registers = registers::keep(cluster.clone(), pool.clone(), own, form);

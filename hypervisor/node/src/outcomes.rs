@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dialects::pods::{self, has_failed, has_succeeded, is_allocating};
 use dialects::table::Phase;
-use dialects::{Dialect, PodClaims};
+use dialects::{Claim, Dialect, PodClaims};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -104,8 +104,8 @@ impl Outcomes {
 }
 
 impl Outcome {
-    /// What a pod that is so is to say from now on.
-    pub(crate) fn word(&self, pod: &Pod) -> Word {
+    /// What a pod that is so is to say from now on. `factor`: the node's memory factor.
+    pub(crate) fn word(&self, pod: &Pod, factor: NonZeroU32) -> Word {
         let mut word = Word { metadata: Value::Null, lock: None };
         for dialect in Dialect::ALL {
             let names = dialect.annotations();
@@ -119,15 +119,18 @@ impl Outcome {
                 }
                 continue;
             }
-            let Some((own, _)) = self.real.as_ref().filter(|(own, _)| *own == dialect) else {
+            let Some((own, real)) = self.real.as_ref().filter(|(own, _)| *own == dialect) else {
                 continue;
             };
+            if let Some(claims) = claims_elsewhere(pod, dialect, real, factor) {
+                let text = pods::claims_text(claims, pod, dialect, factor);
+                word.metadata["annotations"][pods::lasting(dialect)] = text.into();
+            }
             if waits || self.mended && has_failed(pod, dialect) {
                 set_phase(&mut word.metadata, phase, phase.succeeded);
             }
             if waits && *own != Dialect::VgpuManager {
-                let nothing =
-                    pods::claims_text(PodClaims::default(), pod, dialect, NonZeroU32::MIN);
+                let nothing = pods::claims_text(PodClaims::default(), pod, dialect, factor);
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
             // An earlier run may have ended before it gave the lock back.
@@ -136,8 +139,7 @@ impl Outcome {
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
             && let Some(name) = dialect.annotations().real
         {
-            // This dialect has no units.
-            let text = pods::claims_text(real.clone(), pod, *dialect, NonZeroU32::MIN);
+            let text = pods::claims_text(real.clone(), pod, *dialect, factor);
             if pods::annotation(pod, name) != Some(&text) {
                 word.metadata["annotations"][name] = text.into();
             }
@@ -151,6 +153,28 @@ impl Outcome {
     }
 }
 
+/// What its scheduler is to count instead of what it has claimed: containers that are on other GPUs are there. `None`: none
+/// is, or nobody counts it.
+fn claims_elsewhere(
+    pod: &Pod,
+    dialect: Dialect,
+    real: &PodClaims,
+    factor: NonZeroU32,
+) -> Option<PodClaims> {
+    dialect.annotations().real?;
+    let mut claims = pods::claims(pod, dialect, factor).ok()?;
+    let gpus = |claims: &[Claim]| claims.iter().map(|claim| claim.gpu).collect::<BTreeSet<_>>();
+    let mut is_elsewhere = false;
+    for claimed in &mut claims.0 {
+        let own = real.of(&claimed.container);
+        if let Some(own) = own.filter(|own| gpus(own) != gpus(&claimed.claims)) {
+            claimed.claims = own.to_vec();
+            is_elsewhere = true;
+        }
+    }
+    is_elsewhere.then_some(claims)
+}
+
 fn set_phase(metadata: &mut Value, phase: Phase, value: &str) {
     let kind = if phase.is_label { "labels" } else { "annotations" };
     metadata[kind][phase.name] = value.into();
@@ -159,7 +183,6 @@ fn set_phase(metadata: &mut Value, phase: Phase, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dialects::Claim;
     use dialects::claims::ContainerClaims;
     use limits::GpuId;
     use proptest::prelude::*;
@@ -185,7 +208,7 @@ mod tests {
     }
 
     fn word(all: &Outcomes, number: u64, phase: &str) -> Option<Word> {
-        all.latest("u", number).map(|outcome| outcome.word(&pod(phase)))
+        all.latest("u", number).map(|outcome| outcome.word(&pod(phase), NonZeroU32::MIN))
     }
 
     #[test]
@@ -244,6 +267,34 @@ mod tests {
         assert_eq!(said, Word { metadata: Value::Null, lock: Some(("hami.io/mutex.lock", false)) });
     }
 
+    /// Amounts of memory are in units of the factor, and slots of containers that are where they were claimed stay.
+    #[test]
+    fn a_claim_follows_the_gpu_that_was_given() {
+        let (claimed, got) = (GpuId::from_bytes([2; 16]), GpuId::from_bytes([1; 16]));
+        let limits = json!({"limits": {"volcano.sh/vgpu-number": "1"}});
+        let container = |name| json!({"name": name, "resources": limits});
+        let text = |first| format!("{first},NVIDIA,8,10:;{claimed},NVIDIA,1,5:");
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "pod", "uid": "u",
+                "annotations": {"volcano.sh/vgpu-ids-new": text(claimed), "volcano.sh/bind-phase": "success"}},
+            "spec": {"containers": [container("a"), container("b")]},
+        }))
+        .unwrap();
+        let mut all = Outcomes::default();
+        let part = |container: &str, gpu, cores, memory_mib| ContainerClaims {
+            container: container.to_owned(),
+            claims: vec![Claim { index: 0, gpu, cores, memory_mib }],
+        };
+        let mut told = |first| {
+            let real = PodClaims(vec![part("a", first, 10, 80), part("b", claimed, 5, 10)]);
+            let number = all.started("u", "a", (Dialect::Volcano, real));
+            let word = all.latest("u", number).unwrap().word(&pod, 10.try_into().unwrap());
+            word.metadata["annotations"]["volcano.sh/vgpu-ids-new"].clone()
+        };
+        assert_eq!(told(got), text(got));
+        assert_eq!(told(claimed), Value::Null);
+    }
+
     /// `nodelock.LockNode(node, "hamivgpu")`: the annotation names no pod.
     #[test]
     fn volcanos_lock_is_released() {
@@ -252,7 +303,7 @@ mod tests {
         pod.metadata.annotations = Some([phase].into());
         let mut all = Outcomes::default();
         let number = all.started("u", "a", real(Dialect::Volcano, &["a"]));
-        let said = all.latest("u", number).unwrap().word(&pod);
+        let said = all.latest("u", number).unwrap().word(&pod, NonZeroU32::MIN);
         assert_eq!(said.metadata["annotations"]["volcano.sh/bind-phase"], "success");
         assert_eq!(said.lock, Some(("hamivgpu", true)));
     }

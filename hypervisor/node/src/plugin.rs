@@ -20,9 +20,11 @@ use crate::allocations::{AllocateError, Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
 use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
+use crate::identity::{Holder, Mismatch};
 use crate::image_preloads::{self, HookFile};
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
+use crate::placing::Request as Wanted;
 use crate::pool::{Allocation, Pool, PoolError, UnitId};
 use crate::proto::device_plugin_server::DevicePlugin;
 use crate::proto::{
@@ -42,6 +44,9 @@ const CDI: &str = "nvidia.com/gpu";
 const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+/// What keeps a container without limits.
+const UNLISTED: &str =
+    "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail";
 /// Tells the container which allocation it has.
 const ALLOCATION: &str = "SLUICE_ALLOCATION";
 
@@ -185,15 +190,16 @@ impl Offer {
 }
 
 impl Offer {
-    /// A container with these ids is about to start.
-    fn start(&self, ids: &[String]) -> Result<Waiting, Refusal> {
+    /// A container with these ids is about to start. Whose limits are written for them.
+    fn start(&self, ids: &[String]) -> Result<(Waiting, Option<Holder>), Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
         self.device_files(&allocation)?;
         // After a restart of the node it may have gone, and the kubelet remembers that it is asked for.
         _ = self.hook.as_ref().map(|hook| hook.is_there());
-        self.allocations.start(&self.resource, &allocation)?;
+        let decided = self.allocations.start(&self.resource, &allocation)?;
         let Allocation { key, ids, gpus } = allocation;
-        Ok(Waiting { key, ids: ids.iter().map(ToString::to_string).collect(), gpus })
+        let ids = ids.iter().map(ToString::to_string).collect();
+        Ok((Waiting { key, ids, gpus }, decided))
     }
 }
 
@@ -285,13 +291,9 @@ impl Plugin {
         work: impl FnOnce(&Offer) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let offer = self.offer.clone();
-        let resource = offer.resource.name;
         let done = tokio::task::spawn_blocking(move || work(&offer)).await;
         let done = done.map_err(|ended| Status::internal(ended.to_string()))?;
-        done.map(Response::new).map_err(|refusal| {
-            tracing::warn!(resource, %refusal, "refuses a container");
-            refusal.into()
-        })
+        done.map(Response::new).map_err(|refusal| self.refused(refusal))
     }
 }
 
@@ -335,10 +337,7 @@ impl DevicePlugin for Plugin {
         let mut all = Ok(Vec::new());
         for request in &request.get_ref().container_requests {
             let count = usize::try_from(request.allocation_size).unwrap_or_default();
-            let claimed = match &self.offer.resolver.cluster {
-                Some(cluster) => cluster.claimed(resource, count).await,
-                None => Vec::new(),
-            };
+            let wanted = self.offer.resolver.preferred(Wanted { resource, count }).await;
             let hidden = Arc::clone(&self.offer.hidden.borrow());
             let hidden = hidden.get(resource.name);
             let available = request.available_device_i_ds.iter();
@@ -351,16 +350,14 @@ impl DevicePlugin for Plugin {
                 .cloned()
                 .collect();
             let must = &request.must_include_device_i_ds;
-            let chosen = pool.preferred(resource, &available, must, count, &claimed);
+            let chosen = pool.preferred(resource, &available, must, count, &wanted);
             all = all.and_then(|mut all: Vec<_>| {
                 let device_i_ds = chosen?.iter().map(ToString::to_string).collect();
                 all.push(ContainerPreferredAllocationResponse { device_i_ds });
                 Ok::<_, Refusal>(all)
             });
         }
-        let container_responses = all.inspect_err(|refusal| {
-            tracing::warn!(resource = resource.name, %refusal, "refuses a container");
-        })?;
+        let container_responses = all.map_err(|refusal| self.refused(refusal))?;
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
@@ -377,60 +374,61 @@ impl DevicePlugin for Plugin {
     }
 
     /// All resources of the container are allocated, and the kubelet lists it by now: its limits are written before it
-    /// starts. Where the kubelet does not answer they come later, and the container's first CUDA call waits for them.
+    /// starts, if that has not been done since `Allocate`. Where the kubelet does not answer they come later, and the
+    /// container's first CUDA call waits for them.
     async fn pre_start_container(
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = request.into_inner().devices_i_ds;
-        let waiting = self.apart(move |offer| offer.start(&ids)).await?.into_inner();
-        match self.offer.resolver.ask().await {
-            Ok((containers, asked)) => {
-                let resolver = &self.offer.resolver;
-                let mut wishes = resolver.wishes(std::slice::from_ref(&waiting), &containers).await;
-                let holder =
-                    containers.whose(&waiting.ids).ok().flatten().map(|one| one.holder.clone());
-                let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
-                let whose = pod.zip(holder);
-                let (kept, key) = (containers.clone(), waiting.key.clone());
-                let work = move |offer: &Offer| {
-                    match offer.resolver.settle(&waiting, &containers, &mut wishes, asked) {
-                        // Its limits come later.
-                        Err(Undecided::Cluster(reason)) => Ok((Settled::Unlisted, Some(reason))),
-                        settled => Ok((settled?, None)),
-                    }
-                };
-                match (self.apart(work).await.map(Response::into_inner), whose) {
-                    (Ok((Settled::Decided, _)), Some((pod, holder))) => {
-                        resolver.tell(&pod, &holder, &kept);
-                    }
-                    (Ok((Settled::Decided, _)), None) => {}
-                    (Ok((_, Some(reason))), _) => {
-                        let key = key.as_str();
-                        tracing::warn!(key, reason, "a container starts and waits for its limits");
-                    }
-                    (Ok(_), _) => {
-                        let key = key.as_str();
-                        tracing::warn!(
-                            key,
-                            "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail"
-                        );
-                    }
-                    (Err(status), whose) => {
-                        if let Some((cluster, (pod, holder))) = resolver.cluster.as_ref().zip(whose)
-                        {
-                            cluster.refused(&pod, &holder.container, status.message());
-                        }
-                        return Err(status);
-                    }
+        let (waiting, decided) = self.apart(move |offer| offer.start(&ids)).await?.into_inner();
+        let key = waiting.key.clone();
+        let late = self.settle(waiting, decided).await?;
+        if let Some(reason) = late {
+            let key = key.as_str();
+            tracing::warn!(key, reason, "a container starts and waits for its limits");
+        }
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+impl Plugin {
+    /// Writes the limits of a container that is about to start, unless they are (`decided`). Returns why they come later, if
+    /// they do.
+    async fn settle(
+        &self,
+        waiting: Waiting,
+        decided: Option<Holder>,
+    ) -> Result<Option<String>, Status> {
+        let resolver = &self.offer.resolver;
+        let (containers, asked) = match resolver.ask().await {
+            Ok(answer) => answer,
+            Err(_) if decided.is_some() => return Ok(None),
+            Err(reason) => return Ok(Some(reason.to_string())),
+        };
+        if let Some(before) = decided {
+            let checked = containers.check_holder(&waiting.ids, &before);
+            let refused = |why: Mismatch| self.refused(Undecided::from(why).into());
+            return checked.map(|()| None).map_err(refused);
+        }
+        let outcomes = resolver.settle(vec![waiting], &Arc::new(containers), asked).await;
+        let Some(outcome) = outcomes.into_iter().next() else { return Ok(None) };
+        match outcome.settled {
+            Ok(Settled::Decided) => Ok(None),
+            Ok(Settled::Unlisted) => Ok(Some(UNLISTED.to_owned())),
+            Err(Undecided::Cluster(reason)) => Ok(Some(reason)),
+            Err(why) => {
+                let whose = outcome.pod.zip(outcome.holder);
+                if let Some((cluster, (pod, holder))) = resolver.cluster.as_ref().zip(whose) {
+                    cluster.refused(&pod, &holder.container, &why.to_string());
                 }
-                Ok(Response::new(PreStartContainerResponse {}))
-            }
-            Err(reason) => {
-                let key = waiting.key.as_str();
-                tracing::warn!(key, %reason, "a container starts and waits for its limits");
-                Ok(Response::new(PreStartContainerResponse {}))
+                Err(self.refused(why.into()))
             }
         }
+    }
+
+    fn refused(&self, refusal: Refusal) -> Status {
+        tracing::warn!(resource = self.offer.resource.name, %refusal, "refuses a container");
+        refusal.into()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dialects::claims::ContainerClaims;
-use dialects::{Counts, Dialect, PodClaims, Resource};
+use dialects::{Counts, Dialect, PodClaims, Resource, Share, pods};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use limits::{GpuId, Policy};
@@ -19,8 +19,9 @@ use crate::chain::chain;
 use crate::cluster::Cluster;
 use crate::identity::{Containers, Holder, Listed, Mismatch};
 use crate::mounted;
+use crate::placing::{self, Known, Request};
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
-use crate::pool::Pool;
+use crate::pool::{AllocationKey, Pool};
 use crate::proto::pod_resources::ContainerDevices;
 use crate::words::{WordsError, is_where_claimed, wish};
 
@@ -28,6 +29,10 @@ use crate::words::{WordsError, is_where_claimed, wish};
 const ASK: Duration = Duration::from_secs(1);
 /// The same while a container waits for its limits.
 const ASK_AT_ONCE: Duration = Duration::from_millis(250);
+/// How long after `Allocate` a kubelet lists whose it is.
+const LISTED_AFTER: Duration = Duration::from_millis(20);
+/// How long it has for its answer while it waits for which GPUs are preferred.
+const LISTS_WITHIN: Duration = Duration::from_secs(1);
 /// How often it is asked what it may give out.
 const ASK_ALLOCATABLE: Duration = Duration::from_secs(60);
 
@@ -76,23 +81,24 @@ pub(crate) struct Resolver {
 }
 
 /// What containers are to get, by their names.
-pub(crate) type Wishes = BTreeMap<Holder, Wished>;
+type Wishes = BTreeMap<Holder, Wished>;
 
 /// What a container is to get.
-pub(crate) struct Wished {
+struct Wished {
     /// Its pod, if it is known.
-    pub(crate) pod: Option<Arc<Pod>>,
+    pod: Option<Arc<Pod>>,
     wish: Result<Wish, Undecided>,
 }
 
-/// A container that has limits now, and its pod, if that is known.
-type Decided = (Holder, Option<Arc<Pod>>);
+/// Parts of GPUs.
+type Shares = Vec<(GpuId, Share)>;
 
-/// Why a container has no limits yet.
-struct Late {
-    reason: String,
-    /// Its pod and its name, where these have nothing to wait for.
-    whose: Option<(Arc<Pod>, String)>,
+/// What became of an allocation, and whose it is, if that is known.
+pub(crate) struct Outcome {
+    key: AllocationKey,
+    pub(crate) holder: Option<Holder>,
+    pub(crate) pod: Option<Arc<Pod>>,
+    pub(crate) settled: Result<Settled, Undecided>,
 }
 
 impl Resolver {
@@ -103,8 +109,39 @@ impl Resolver {
         Ok((Containers::of(&pods, &self.resources), asked))
     }
 
-    /// Writes an allocation's limits, if it is told whose it is. Touches files.
-    pub(crate) fn settle(
+    /// Writes the limits of allocations, as far as it is told whose they are, and tells the schedulers of their pods.
+    pub(crate) async fn settle(
+        &self,
+        waiting: Vec<Waiting>,
+        containers: &Arc<Containers>,
+        asked: Instant,
+    ) -> Vec<Outcome> {
+        let mut wishes = self.wishes(&waiting, containers).await;
+        let (own, listed) = (self.clone(), Arc::clone(containers));
+        let work = move || {
+            let one = |waiting: Waiting| {
+                let holder = listed.whose(&waiting.ids).ok().flatten();
+                let holder = holder.map(|one| one.holder.clone());
+                let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
+                let settled = own.settle_one(&waiting, &listed, &mut wishes, asked);
+                Outcome { key: waiting.key, holder, pod, settled }
+            };
+            waiting.into_iter().map(one).collect::<Vec<_>>()
+        };
+        let outcomes = tokio::task::spawn_blocking(work).await.unwrap_or_else(|ended| {
+            tracing::error!(%ended, "writing limits");
+            Vec::new()
+        });
+        for Outcome { holder, pod, settled, .. } in &outcomes {
+            if let (Some(holder), Some(pod), Ok(Settled::Decided)) = (holder, pod, settled) {
+                self.tell(pod, holder, containers);
+            }
+        }
+        outcomes
+    }
+
+    /// Touches files.
+    fn settle_one(
         &self,
         waiting: &Waiting,
         containers: &Containers,
@@ -116,7 +153,7 @@ impl Resolver {
         let Some(Wished { pod, wish }) = wished else { return Ok(Settled::Unlisted) };
         let wish = wish?;
         self.check_place(listed, &wish, &waiting.gpus)?;
-        let parts = self.parts(listed, &wish, &waiting.gpus)?;
+        let parts = self.parts(&listed.holder, &wish, &waiting.gpus)?;
         let policy = match &wish {
             Wish::Said { policy, .. } => *policy,
             Wish::Counted(_) => Policy::Fixed,
@@ -134,9 +171,11 @@ impl Resolver {
         }
     }
 
+    /// The GPUs that a container got are its GPUs, and its claim follows. Only of a dialect whose schedulers are told of
+    /// nothing it cannot.
     fn check_place(&self, listed: &Listed, wish: &Wish, gpus: &[GpuId]) -> Result<(), Undecided> {
-        let Wish::Said { claims, .. } = wish else { return Ok(()) };
-        if is_where_claimed(wish, gpus) {
+        let Wish::Said { need, claims, .. } = wish else { return Ok(()) };
+        if need.dialect.annotations().real.is_some() || is_where_claimed(wish, gpus) {
             return Ok(());
         }
         let names = |all: &mut dyn Iterator<Item = GpuId>| {
@@ -147,18 +186,31 @@ impl Resolver {
         Err(Undecided::Elsewhere { holder: listed.holder.to_string(), claimed, got })
     }
 
-    fn parts(&self, listed: &Listed, wish: &Wish, gpus: &[GpuId]) -> Result<Vec<Part>, Undecided> {
+    /// What a container of a pod is to have of these GPUs, or of those that its scheduler has claimed. Nothing, if that cannot
+    /// be counted.
+    fn planned(&self, pod: &Pod, holder: &Holder, gpus: Option<&[GpuId]>) -> Shares {
+        let planned = || {
+            let wish = self.said(pod, &holder.container, self.cluster.as_ref()?).ok()?;
+            let Wish::Said { claims, .. } = &wish else { return None };
+            let claimed: Vec<GpuId> = claims.iter().map(|claim| claim.gpu).collect();
+            self.parts(holder, &wish, gpus.unwrap_or(&claimed)).ok()
+        };
+        let parts = planned().into_iter().flatten();
+        parts.map(|part| (part.gpu, part.share)).collect()
+    }
+
+    fn parts(&self, holder: &Holder, wish: &Wish, gpus: &[GpuId]) -> Result<Vec<Part>, Undecided> {
         let pool = self.pool.borrow();
         let one = |id: &GpuId| {
             let gpu = pool.gpus().iter().find(|gpu| gpu.id == *id).ok_or(Undecided::NoGpu(*id))?;
-            let holder = listed.holder.to_string();
+            let holder = holder.to_string();
             amounts::part(wish, gpu, &pool).map_err(|source| Undecided::Amount { holder, source })
         };
         gpus.iter().map(one).collect()
     }
 
     /// What these containers are to get: as their pods say, or else as the kubelet counts.
-    pub(crate) async fn wishes(&self, waiting: &[Waiting], containers: &Containers) -> Wishes {
+    async fn wishes(&self, waiting: &[Waiting], containers: &Containers) -> Wishes {
         let known = waiting.iter().filter_map(|one| containers.whose(&one.ids).ok().flatten());
         let wish = async |listed: &Listed| (listed.holder.clone(), self.wish(listed).await);
         // At once: an API server that is silent keeps them waiting together.
@@ -188,8 +240,53 @@ impl Resolver {
         }
     }
 
+    /// The GPUs that the kubelet had better give to the container which is next to get so many. None: it is not known.
+    pub(crate) async fn preferred(&self, request: Request<'_>) -> Vec<GpuId> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        // The kubelet waits for this.
+        let listed = tokio::time::timeout(LISTS_WITHIN, self.ask()).await;
+        let listed = listed.ok().and_then(Result::ok).map(|(listed, _)| listed);
+        let listed = listed.unwrap_or_default();
+        let mut pods = cluster.pods();
+        let is_known = |holder: &Holder| pods.iter().any(|pod| is_of(pod, holder));
+        let is_unheard = !listed.bare().iter().all(is_known);
+        if is_unheard || placing::next(&pods, &listed, request).is_none() {
+            pods = cluster.list().await.unwrap_or(pods);
+        }
+        let Some((pod, container)) = placing::next(&pods, &listed, request) else {
+            return Vec::new();
+        };
+        let Ok(wish) = self.said(pod, &container.name, cluster) else { return Vec::new() };
+        let pool = Arc::clone(&self.pool.borrow());
+        let (promised, claimed) =
+            self.shares(&pods, &listed, &placing::holder(pod, &container.name));
+        let known = Known { pool: &pool, promised: &promised, claimed: &claimed };
+        placing::gpus(&wish, request.count, known)
+    }
+
+    /// What the pods' containers have, and what schedulers have claimed for those that have no GPU yet, but for one.
+    fn shares(&self, pods: &[Arc<Pod>], listed: &Containers, but: &Holder) -> (Shares, Shares) {
+        let (mut promised, waiting) = self.allocations.promised(listed);
+        let mut claimed = Shares::new();
+        for waiting in waiting {
+            let Ok(Some(one)) = listed.whose(&waiting.ids) else { continue };
+            if let Some(pod) = pods.iter().find(|pod| is_of(pod, &one.holder)) {
+                promised.extend(self.planned(pod, &one.holder, Some(&waiting.gpus)));
+            }
+        }
+        for pod in pods.iter().filter(|pod| !pods::has_ended(pod)) {
+            for container in pods::containers(pod) {
+                let holder = placing::holder(pod, &container.name);
+                if holder != *but && !listed.have(&holder) {
+                    claimed.extend(self.planned(pod, &holder, None));
+                }
+            }
+        }
+        (promised, claimed)
+    }
+
     /// Tells a pod's scheduler what all of its containers have got, one of them just now.
-    pub(crate) fn tell(&self, pod: &Arc<Pod>, holder: &Holder, containers: &Containers) {
+    fn tell(&self, pod: &Arc<Pod>, holder: &Holder, containers: &Containers) {
         let Some(cluster) = &self.cluster else { return };
         let (mut dialect, mut all) = (None, Vec::new());
         let held = self.allocations.held();
@@ -205,7 +302,7 @@ impl Resolver {
             let shares = match own {
                 Some(own) => own.shares.clone(),
                 None => {
-                    let Ok(parts) = self.parts(listed, &wish, &gpus) else { continue };
+                    let Ok(parts) = self.parts(&listed.holder, &wish, &gpus) else { continue };
                     parts.iter().map(|part| (part.gpu, part.share)).collect()
                 }
             };
@@ -214,9 +311,14 @@ impl Resolver {
             let claims = shares.into_iter().map(|(gpu, share)| pool.claim(gpu, share)).collect();
             all.push(ContainerClaims { container: name.clone(), claims });
         }
-        if let Some(dialect) = dialect {
-            cluster.allocated(pod, &holder.container, (dialect, PodClaims(all)));
-        }
+        let Some(dialect) = dialect else { return };
+        let real = PodClaims(all);
+        let own = pod.spec.iter().flat_map(|spec| &spec.containers);
+        // Kubelets do not list init containers.
+        let is_all = own
+            .into_iter()
+            .all(|one| real.of(&one.name).is_some() || self.said(pod, &one.name, cluster).is_err());
+        cluster.allocated(pod, &holder.container, (dialect, real), is_all);
     }
 
     /// Tells of those of which an earlier run may not have told before it ended. Returns those whose pods are not known yet.
@@ -234,7 +336,7 @@ impl Resolver {
         left
     }
 
-    /// Looks again and again, for as long as the program runs.
+    /// Looks again and again, for as long as the program runs, and soon after the kubelet has given something out.
     pub(crate) async fn keep(self) -> Infallible {
         let mut told = None;
         let mut undecided = BTreeMap::new();
@@ -242,7 +344,10 @@ impl Resolver {
         let mut untold: Vec<Holder> =
             self.allocations.held().into_iter().map(|held| held.holder).collect();
         loop {
-            tokio::time::sleep(self.pause()).await;
+            tokio::select! {
+                () = tokio::time::sleep(self.pause()) => {}
+                () = self.allocations.given() => tokio::time::sleep(LISTED_AFTER).await,
+            }
             allocatable.look(&self).await;
             if !self.allocations.any() {
                 continue;
@@ -250,26 +355,19 @@ impl Resolver {
             match self.ask().await {
                 Ok((containers, asked)) => {
                     told = None;
-                    let own = self.clone();
-                    let waiting = self.allocations.waiting(asked);
-                    let wishes = self.wishes(&waiting, &containers).await;
-                    let kept = containers.clone();
-                    let work = move || own.act_on(waiting, &containers, wishes, asked);
-                    match tokio::task::spawn_blocking(work).await {
-                        Ok((now, decided)) => {
-                            for (holder, pod) in decided {
-                                untold.retain(|one| *one != holder);
-                                if let Some(pod) = pod {
-                                    self.tell(&pod, &holder, &kept);
-                                }
-                            }
-                            untold = self.tell_again(untold, &kept).await;
-                            self.tell_late(&undecided, &now);
-                            undecided =
-                                now.into_iter().map(|(key, late)| (key, late.reason)).collect();
-                        }
-                        Err(ended) => tracing::error!(%ended, "looking after allocations"),
-                    }
+                    let containers = Arc::new(containers);
+                    let waiting = self.allocations.waiting(asked, self.cluster.is_none());
+                    let outcomes = self.settle(waiting, &containers, asked).await;
+                    let is_decided = |holder: &Holder| {
+                        outcomes.iter().any(|one| {
+                            one.holder.as_ref() == Some(holder)
+                                && matches!(one.settled, Ok(Settled::Decided))
+                        })
+                    };
+                    untold.retain(|holder| !is_decided(holder));
+                    untold = self.tell_again(untold, &containers).await;
+                    undecided = self.tell_late(&undecided, outcomes);
+                    self.remove_ended(containers, asked).await;
                 }
                 Err(reason) => {
                     // Once: this may go on for long.
@@ -282,57 +380,52 @@ impl Resolver {
         }
     }
 
-    /// Each once: this may go on for long.
-    fn tell_late(&self, before: &BTreeMap<String, String>, now: &BTreeMap<String, Late>) {
-        for (key, Late { reason, whose }) in now {
-            if before.get(key) == Some(reason) {
-                continue;
+    /// Each once: this may go on for long. Returns who has no limits, and why.
+    fn tell_late(
+        &self,
+        before: &BTreeMap<String, String>,
+        outcomes: Vec<Outcome>,
+    ) -> BTreeMap<String, String> {
+        let mut now = BTreeMap::new();
+        for Outcome { key, holder, pod, settled } in outcomes {
+            let Err(why) = settled else { continue };
+            let (key, reason) = (key.as_str().to_owned(), why.to_string());
+            if before.get(&key) != Some(&reason) {
+                tracing::warn!(key, reason, "a container has no limits");
+                if let (Some(cluster), Some(pod), Some(holder)) = (&self.cluster, pod, holder) {
+                    cluster.refused_late(&pod, &holder.container, &reason);
+                }
             }
-            tracing::warn!(key, reason, "a container has no limits");
-            if let (Some(cluster), Some((pod, container))) = (&self.cluster, whose) {
-                cluster.refused_late(pod, container, reason);
-            }
+            now.insert(key, reason);
         }
+        now
     }
 
     fn pause(&self) -> Duration {
-        if self.allocations.is_urgent() { ASK_AT_ONCE } else { ASK }
+        let is_urgent = self.allocations.is_urgent(self.cluster.is_none());
+        if is_urgent { ASK_AT_ONCE } else { ASK }
     }
 
-    /// Returns which allocations have no limits and why, and who has got some.
-    fn act_on(
-        &self,
-        waiting: Vec<Waiting>,
-        containers: &Containers,
-        mut wishes: Wishes,
-        asked: Instant,
-    ) -> (BTreeMap<String, Late>, Vec<Decided>) {
-        let (mut undecided, mut decided) = (BTreeMap::new(), Vec::new());
-        for waiting in waiting {
-            let holder =
-                containers.whose(&waiting.ids).ok().flatten().map(|one| one.holder.clone());
-            let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
-            match self.settle(&waiting, containers, &mut wishes, asked) {
-                Ok(Settled::Decided) => decided.extend(holder.map(|holder| (holder, pod))),
-                Ok(Settled::Unlisted) => {}
-                Err(why) => {
-                    let whose = pod.zip(holder.map(|holder| holder.container));
-                    let late = Late { reason: why.to_string(), whose };
-                    undecided.insert(waiting.key.as_str().to_owned(), late);
-                }
-            }
-        }
-        let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
-        match self.allocations.remove_ended(containers, asked, mounted) {
-            Ok(removed) => {
+    async fn remove_ended(&self, containers: Arc<Containers>, asked: Instant) {
+        let allocations = Arc::clone(&self.allocations);
+        let work = move || {
+            let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
+            allocations.remove_ended(&containers, asked, mounted)
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(Ok(removed)) => {
                 for key in removed {
                     tracing::info!(key = key.as_str(), "its container has ended: removed");
                 }
             }
-            Err(error) => tracing::warn!(%error, "an allocation cannot be removed"),
+            Ok(Err(error)) => tracing::warn!(%error, "an allocation cannot be removed"),
+            Err(ended) => tracing::error!(%ended, "looking after allocations"),
         }
-        (undecided, decided)
     }
+}
+
+fn is_of(pod: &Pod, holder: &Holder) -> bool {
+    placing::holder(pod, &holder.container) == *holder
 }
 
 /// Whether the kubelet has what it was offered.

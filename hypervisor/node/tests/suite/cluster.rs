@@ -85,9 +85,9 @@ async fn the_seeds_pod_gets_the_gpu_that_its_scheduler_chose_and_what_it_says() 
     server.objects.put(example("gpu-pod", 1));
     let ids = preferred(&client).await;
     assert_eq!(ids, [format!("{}::0", gpu(1))]);
+    let key = starts(&client, &kubelet, "gpu-pod", &ids).await.unwrap();
     // The next one has no claim: it gets what is free.
     assert_eq!(preferred(&client).await, [format!("{}::0", gpu(0))]);
-    let key = starts(&client, &kubelet, "gpu-pod", &ids).await.unwrap();
     let folder = kubelet.path().join("allocations").join(key);
     assert_eq!(OwnerSettings::of(&folder).unwrap().name.unwrap(), "default/gpu-pod/default");
     let page =
@@ -106,14 +106,19 @@ async fn the_seeds_pod_gets_the_gpu_that_its_scheduler_chose_and_what_it_says() 
 }
 
 #[tokio::test]
-async fn a_container_on_another_gpu_than_claimed_does_not_start_and_its_pod_is_made_anew() {
+async fn a_container_without_room_on_the_gpu_that_it_got_does_not_start_and_its_pod_is_made_anew() {
     let (kubelet, server, agent, client) = started().await;
+    let mut large = example("large", 1);
+    large["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/vgpu-cores"] = "95".into();
+    large["metadata"]["annotations"]["nvidia.com/pre-allocated"] =
+        format!("default[1_{}_95_1024]", gpu(1)).into();
+    server.objects.put(large);
+    starts(&client, &kubelet, "large", &[format!("{}::0", gpu(1))]).await.unwrap();
     server.objects.put(example("elsewhere", 0));
     let ids = [format!("{}::4", gpu(1))];
     let said = starts(&client, &kubelet, "elsewhere", &ids).await.unwrap_err();
-    let claimed =
-        format!("its scheduler has claimed {}, and the kubelet has given out {}", gpu(0), gpu(1));
-    assert!(said.contains(&claimed), "{said}");
+    let lack = format!("cores of {} are asked for: 10; 5 of 100 are left", gpu(1));
+    assert!(said.contains(&lack), "{said}");
     until("it is deleted", || !server.objects.written("DELETE", "/pods/elsewhere").is_empty())
         .await;
     let how = &server.objects.written("DELETE", "/pods/elsewhere")[0];
@@ -121,7 +126,7 @@ async fn a_container_on_another_gpu_than_claimed_does_not_start_and_its_pod_is_m
     let events = server.objects.written("POST", "/events");
     let told: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
     assert_eq!(told, ["GPURefused", "Rescheduled"]);
-    assert!(events[0]["note"].as_str().unwrap().contains(&claimed));
+    assert!(events[0]["note"].as_str().unwrap().contains(&lack));
     assert_eq!(events[0]["regarding"]["name"], "elsewhere");
     let patch = &server.objects.written("PATCH", "/pods/elsewhere")[0]["metadata"];
     assert_eq!(patch["labels"]["nvidia.com/assigned-phase"], "failed");

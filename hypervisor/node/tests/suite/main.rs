@@ -10,6 +10,7 @@
 )]
 
 mod allocation;
+mod at_once;
 mod bad_options;
 mod cluster;
 mod contained;

@@ -161,19 +161,19 @@ async fn starts(
     cluster.starts(kubelet, "two", container, format!("{}::{place}", gpu(on))).await
 }
 
-/// A pod whose scheduler has claimed the first GPU for both of its containers.
+/// A pod of two containers that fit no GPU together.
 fn two() -> serde_json::Value {
-    let claim = |index: u8| format!("[{index}_{}_10_1024]", gpu(index));
     let mut two = example("two", 0);
-    let claims = format!("first{};second{}", claim(0), claim(0));
+    let claims = format!("first[0_{}_10_1024];second[1_{}_95_1024]", gpu(0), gpu(1));
     two["metadata"]["annotations"]["nvidia.com/pre-allocated"] = claims.into();
     let own = two["spec"]["containers"][0].clone();
-    let named = |name: &str| {
+    let named = |name: &str, cores: &str| {
         let mut container = own.clone();
         container["name"] = name.into();
+        container["resources"]["limits"]["nvidia.com/vgpu-cores"] = cores.into();
         container
     };
-    two["spec"]["containers"] = json!([named("first"), named("second")]);
+    two["spec"]["containers"] = json!([named("first", "10"), named("second", "95")]);
     two["metadata"]["ownerReferences"] = json!([]);
     two
 }
@@ -203,9 +203,12 @@ async fn the_last_word_holds(wanted: &str, steps: impl AsyncFnOnce(&Cluster, &Fa
 async fn an_earlier_success_does_not_take_a_later_failure_back() {
     the_last_word_holds("failed", async |cluster, kubelet| {
         starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+        starts(cluster, kubelet, "second", 1, 0).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let said = starts(cluster, kubelet, "second", 1, 0).await.unwrap_err();
-        assert!(said.contains("its scheduler has claimed"), "{said}");
+        kubelet.pods.end("two");
+        starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+        let said = starts(cluster, kubelet, "second", 0, 1).await.unwrap_err();
+        assert!(said.contains("95; 90 of 100 are left"), "{said}");
     })
     .await;
 }
@@ -213,21 +216,24 @@ async fn an_earlier_success_does_not_take_a_later_failure_back() {
 #[tokio::test]
 async fn an_earlier_failure_does_not_take_a_later_success_back() {
     the_last_word_holds("succeed", async |cluster, kubelet| {
-        starts(cluster, kubelet, "first", 1, 0).await.unwrap_err();
+        starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+        starts(cluster, kubelet, "second", 0, 1).await.unwrap_err();
         tokio::time::sleep(Duration::from_secs(1)).await;
         kubelet.pods.end("two");
         starts(cluster, kubelet, "first", 0, 0).await.unwrap();
+        starts(cluster, kubelet, "second", 1, 0).await.unwrap();
     })
     .await;
 }
 
 /// The kubelet does not tell whose it is before it has started.
 #[tokio::test]
-async fn a_container_that_turns_out_to_be_on_the_wrong_gpu_gets_no_limits_and_an_event() {
+async fn a_container_that_turns_out_to_have_no_room_gets_no_limits_and_an_event() {
     let mut kubelet = FakeKubelet::running();
     let cluster = started(&mut kubelet, vec![two()]).await;
     kubelet.tells_of_no_pods();
-    starts(&cluster, &kubelet, "first", 1, 0).await.unwrap();
+    let first = starts(&cluster, &kubelet, "first", 0, 0).await.unwrap();
+    let second = starts(&cluster, &kubelet, "second", 0, 1).await.unwrap();
     kubelet.tell_of_pods();
     until("it is told", || !cluster.events("GPURefused").is_empty()).await;
     let objects = cluster.server.objects.clone();
@@ -240,9 +246,8 @@ async fn a_container_that_turns_out_to_be_on_the_wrong_gpu_gets_no_limits_and_an
     tokio::time::sleep(Duration::from_secs(3)).await;
     let events = cluster.events("GPURefused");
     let note = events[0]["note"].as_str().unwrap();
-    assert!(note.contains("its scheduler has claimed") && events.len() == 1, "{events:?}");
-    let folders = std::fs::read_dir(kubelet.path().join("allocations")).unwrap();
-    assert!(folders.flatten().all(|entry| !is_written(&entry.path())));
+    assert!(note.contains("of 100 are left") && events.len() == 1, "{events:?}");
+    assert_ne!(is_written(&first), is_written(&second));
     cluster.agent.stop().await.unwrap();
 }
 

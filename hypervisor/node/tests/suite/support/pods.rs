@@ -24,6 +24,11 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
+    /// A pod is being admitted: it is listed, and its container has nothing.
+    pub(crate) fn admit(&self, pod: &str, container: &str) {
+        self.give(pod, container, "", &[]);
+    }
+
     /// A container has got these ids, beside those that it has.
     pub(crate) fn give(&self, pod: &str, container: &str, resource: &str, ids: &[String]) {
         let mut list = self.list.lock().unwrap();

@@ -344,7 +344,8 @@ impl Cluster {
                 // Its scheduler has miscounted.
                 let _quiet = self.quiet.lock().await;
                 self.take(&claims[..1]);
-                claims[1].cores = self.known().left[&claims[1].gpu].cores + 1;
+                claims[1].cores =
+                    self.known().left.values().map(|left| left.cores).max().unwrap() + 1;
                 self.take(&claims[1..]);
                 assert!(
                     !self.run(&name, &claims).await,

@@ -218,7 +218,8 @@ async fn round(point: Point, library: &Path) -> bool {
     let before = node.begin("before", 1, 0).await.unwrap();
     let is_kept = |before: &Path| holds(before, "default/before/default", 1, 10, GIB);
     node.until("the first has its limits", |_| is_kept(&before)).await;
-    node.server.objects.put(example("gpu-pod", 1));
+    // The kubelet gives it another one.
+    node.server.objects.put(example("gpu-pod", 0));
     node.again(point, library).await;
 
     let folder = node.begin("gpu-pod", 1, 4).await.unwrap();
@@ -233,6 +234,8 @@ async fn round(point: Point, library: &Path) -> bool {
         node.annotation("gpu-pod", "nvidia.com/real-allocated") == real(cores, memory)
     };
     node.until("what it has is told", |node| is_real(node, 10, 1024)).await;
+    let claim = |node: &Node| node.annotation("gpu-pod", "nvidia.com/pre-allocated");
+    node.until("its claim follows", |node| claim(node) == real(10, 1024)).await;
 
     // The account is the same: 20 of 100 are promised.
     let wants = |name: &str, cores: &str| {
