@@ -151,6 +151,9 @@ impl Resolver {
         let Some(listed) = containers.whose(&waiting.ids)? else { return Ok(Settled::Unlisted) };
         let wished = wishes.remove(&listed.holder);
         let Some(Wished { pod, wish }) = wished else { return Ok(Settled::Unlisted) };
+        if pod.as_ref().is_some_and(|pod| !self.is_whole(pod, listed)) {
+            return Ok(Settled::Unlisted);
+        }
         let wish = wish?;
         self.check_place(listed, &wish, &waiting.gpus)?;
         let parts = self.parts(&listed.holder, &wish, &waiting.gpus)?;
@@ -169,6 +172,24 @@ impl Resolver {
             }
             false => Ok(Settled::Unlisted),
         }
+    }
+
+    /// Whether the kubelet has given a container all that it counts, which it does one after the other. What is promised to it
+    /// sooner would be counted twice, and be announced as gone.
+    fn is_whole(&self, pod: &Pod, listed: &Listed) -> bool {
+        let mut containers = pods::containers(pod);
+        let container = containers.find(|one| one.name == listed.holder.container);
+        let Some(resources) = container.and_then(|one| one.resources.as_ref()) else { return true };
+        let asks = |name: &str| {
+            let asked = [&resources.limits, &resources.requests].into_iter().flatten();
+            asked.filter_map(|all| all.get(name)).any(|quantity| quantity.0 != "0")
+        };
+        let has = |counts| match counts {
+            Counts::Cores => listed.asked.cores > 0,
+            Counts::Memory => listed.asked.memory > 0,
+            Counts::Places | Counts::Index | Counts::IndexPart(_) => true,
+        };
+        self.resources.iter().all(|row| has(row.counts) || !asks(row.name))
     }
 
     /// The GPUs that a container got are its GPUs, and its claim follows. Only of a dialect whose schedulers are told of

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dialects::gates::FeatureGates;
+use dialects::table::offered;
 use dialects::{Dialect, PodClaims, Share, pods};
 use k8s_openapi::api::core::v1::Pod;
 use limits::GpuId;
@@ -39,10 +41,14 @@ struct Node {
 
 impl Node {
     async fn start(dialect: Dialect) -> Self {
+        Self::with(dialect, "").await
+    }
+
+    async fn with(dialect: Dialect, gates: &str) -> Self {
         let mut kubelet = FakeKubelet::running();
         let server = ApiServer::start(kubelet.path()).await.unwrap();
         server.objects.put_node(json!({"metadata": {"name": "here"}}));
-        let (agent, client) = agent(&mut kubelet, &server, dialect).await;
+        let (agent, client) = agent(&mut kubelet, &server, dialect, gates).await;
         let ids =
             (0..GPUS).flat_map(|at| (0..10).map(move |place| format!("{}::{place}", gpu(at))));
         let random = u64::from(std::process::id()) << 20 | 0x9e37;
@@ -53,7 +59,7 @@ impl Node {
     /// It ends where it is, and another one is there.
     async fn restart(&mut self) {
         self.agent.take().unwrap().kill().await;
-        let (agent, client) = agent(&mut self.kubelet, &self.server, self.dialect).await;
+        let (agent, client) = agent(&mut self.kubelet, &self.server, self.dialect, "").await;
         (self.agent, self.client) = (Some(agent), client);
     }
 
@@ -66,10 +72,6 @@ impl Node {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         usize::try_from(self.random % u64::try_from(end).unwrap()).unwrap()
-    }
-
-    fn resource(&self) -> &'static str {
-        if self.dialect == Dialect::Hami { "nvidia.com/gpu" } else { "nvidia.com/vgpu-number" }
     }
 
     /// Its scheduler binds a pod.
@@ -95,8 +97,7 @@ impl Node {
                 )
             }
         };
-        let limits =
-            json!({self.resource(): "1", units[0]: cores.to_string(), units[1]: mib.to_string()});
+        let limits = json!({resource(self.dialect): "1", units[0]: cores.to_string(), units[1]: mib.to_string()});
         self.server.objects.change(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}"),
@@ -123,7 +124,7 @@ impl Node {
         let ask = ContainerAllocateRequest { devices_i_ds: ids.to_vec() };
         let ask = AllocateRequest { container_requests: vec![ask] };
         let answer: AllocateResponse = self.client.call("Allocate", &ask).await.unwrap();
-        self.kubelet.pods.give(name, "main", self.resource(), ids);
+        self.kubelet.pods.give(name, "main", resource(self.dialect), ids);
         answer.container_responses[0].envs["SLUICE_ALLOCATION"].clone()
     }
 
@@ -158,18 +159,29 @@ impl Node {
     }
 }
 
+fn resource(dialect: Dialect) -> &'static str {
+    if dialect == Dialect::Hami { "nvidia.com/gpu" } else { "nvidia.com/vgpu-number" }
+}
+
 async fn agent(
     kubelet: &mut FakeKubelet,
     server: &ApiServer,
     dialect: Dialect,
+    gates: &str,
 ) -> (Agent, GoClient) {
     let kubeconfig = Some(server.kubeconfig.clone());
     let cluster = Some(ClusterOptions { node: "here".to_owned(), kubeconfig });
     let (dialects, memory_factor) = (vec![dialect], NonZeroU32::MIN);
-    let wanted = Options { cluster, dialects, memory_factor, ..options(kubelet.path()) };
+    let gates: FeatureGates = gates.parse().unwrap();
+    let count = offered(&dialects, &gates).len();
+    let wanted = Options { cluster, dialects, gates, memory_factor, ..options(kubelet.path()) };
     let agent = Agent::start(wanted, shows(GPUS));
-    let (_, client) = kubelet.registered().await;
-    (agent, client)
+    let mut clients = BTreeMap::new();
+    while clients.len() < count {
+        let (request, client) = kubelet.registered().await;
+        clients.insert(request.resource_name, client);
+    }
+    (agent, clients.remove(resource(dialect)).unwrap())
 }
 
 /// Returns how many pods are on another GPU than their scheduler had claimed.
@@ -298,4 +310,20 @@ async fn an_agent_that_ends_between_allocate_and_telling_tells_when_it_is_back()
         assert_eq!(node.part("pod", &key).0, gpu(5));
         node.stop().await;
     }
+}
+
+/// A kubelet gives a container one resource after the other.
+#[tokio::test]
+async fn a_container_has_its_limits_when_the_kubelet_has_given_it_all_that_it_counts() {
+    let mut node = Node::with(Dialect::VgpuManager, "CorePlugin=true").await;
+    node.bind("pod", 0, 10);
+    node.kubelet.pods.admit("pod", "main");
+    let key = node.admit("pod").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!node.is_told("pod"));
+    let cores: Vec<String> = (0..10).map(|at| format!("{}::c{at}", gpu(3))).collect();
+    node.kubelet.pods.give("pod", "main", "nvidia.com/vgpu-cores", &cores);
+    until("its scheduler is told", || node.is_told("pod")).await;
+    assert_eq!(node.part("pod", &key).0, gpu(0));
+    node.stop().await;
 }
