@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::mem;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,9 +29,9 @@ const HANDSHAKE: u8 = 22;
 /// What is read of a caller who does not speak TLS, so that closing the connection does not take its answer away.
 const DRAINED: usize = 16 * 1024;
 
-/// By what a server proves who it is: its certificate, and the key.
+/// By what a server proves who it is: its certificate, and the key. Clones share them.
 #[derive(Clone)]
-pub struct ServerTls(Arc<ServerConfig>);
+pub struct ServerTls(Arc<RwLock<Arc<ServerConfig>>>);
 
 /// Why a certificate and a key are of no use.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,18 @@ impl ServerTls {
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self(Arc::new(config)))
+        Ok(Self(Arc::new(RwLock::new(Arc::new(config)))))
+    }
+
+    /// Takes over another one's certificate and key: each connection that is accepted from now on gets these, also from
+    /// listeners that have a clone. Earlier connections keep theirs.
+    pub fn renew(&self, by: &Self) {
+        let by = by.current();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = by;
+    }
+
+    fn current(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -103,7 +114,7 @@ impl Listener for TlsListener {
     async fn accept(&mut self) -> (TlsStream, RemoteAddr, Place) {
         // A refusal in HTTP would not be understood: who is one too many is let go without a word.
         let (stream, caller, permit) = self.listener.next(|_, _| {}).await;
-        let tls = Arc::clone(&self.tls.0);
+        let tls = self.tls.current();
         (TlsStream(State::Silent(stream, tls)), caller, permit)
     }
 

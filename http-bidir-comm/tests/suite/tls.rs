@@ -32,6 +32,13 @@ struct Served {
 impl Served {
     /// A server for `most` connections; `None`: without TLS.
     fn new(most: usize, tls: Option<(String, String)>) -> Self {
+        let of = |(certificate, key): (String, String)| {
+            ServerTls::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap()
+        };
+        Self::with(most, tls.map(of))
+    }
+
+    fn with(most: usize, tls: Option<ServerTls>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -42,8 +49,7 @@ impl Served {
         let port = listener.local_addr().unwrap().port();
         let routes = Route::new().at("/echo", post(echo)).at("/long", get(long));
         match tls {
-            Some((certificate, key)) => {
-                let tls = ServerTls::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap();
+            Some(tls) => {
                 runtime.spawn(serve(listener.with_tls(tls), routes));
             }
             None => {
@@ -94,6 +100,23 @@ fn a_certificate_that_signs_itself_is_its_own_ca() {
     let served = Served::new(1, Some((pem.clone(), key.serialize_pem())));
     let client = served.over_tls(TrustedRoots::from_pem(pem.as_bytes()).unwrap());
     assert_eq!(call(&client).unwrap(), "a word");
+}
+
+#[test]
+fn a_renewed_certificate_is_that_of_new_connections() {
+    let (former, later) = (Authority::new(), Authority::new());
+    let [tls, renewed] = [&former, &later].map(|authority| {
+        let (certificate, key) = authority.signs("127.0.0.1");
+        ServerTls::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap()
+    });
+    let served = Served::with(8, Some(tls.clone()));
+    let kept = served.over_tls(roots(&former));
+    assert_eq!(call(&kept).unwrap(), "a word");
+    tls.renew(&renewed);
+    assert_eq!(call(&kept).unwrap(), "a word");
+    assert_eq!(call(&served.over_tls(roots(&later))).unwrap(), "a word");
+    let said = call(&served.over_tls(roots(&former))).unwrap_err();
+    assert!(matches!(said, ClientError::Tls { .. }), "{said:?}");
 }
 
 #[test]
