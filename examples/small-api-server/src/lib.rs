@@ -1,7 +1,9 @@
-//! As much of Kubernetes' API server as the node's part and the extender ask, for tests: pods, nodes, watches, and what is
-//! written. It can be silent, be away, and forget what it has told.
+//! As much of Kubernetes' API server as the node's part, the extender and the webhook ask, for tests: pods, nodes, watches,
+//! Secrets, the webhook's configurations, and what is written. It can be silent, be away, and forget what it has told.
 
 #![forbid(unsafe_code)]
+
+mod others;
 
 use std::fmt;
 use std::io;
@@ -18,6 +20,8 @@ use poem::{Body, EndpointExt, Request, Response, Route, Server, handler};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+
+use self::others::Others;
 
 /// It serves until it is dropped.
 #[derive(Debug)]
@@ -59,6 +63,7 @@ struct Change {
 struct State {
     pods: Vec<Value>,
     nodes: Vec<Value>,
+    others: Others,
     written: Vec<Written>,
     lists: usize,
     /// Counts what has happened.
@@ -286,6 +291,24 @@ impl Objects {
         self.state().put(Kind::Node, node);
     }
 
+    /// The object at this path, of another kind.
+    #[must_use]
+    pub fn other(&self, path: &str) -> Option<Value> {
+        self.state().others.get(path).cloned()
+    }
+
+    /// It is there, or has changed.
+    pub fn put_other(&self, path: &str, object: Value) {
+        let mut state = self.state();
+        let State { others, version, .. } = &mut *state;
+        others.put(path, object, version);
+    }
+
+    /// It has gone.
+    pub fn remove_other(&self, path: &str) {
+        self.state().others.remove(path);
+    }
+
     /// What has happened is not known any more: whoever watches gets 410 Gone, and has to list again.
     pub fn forget_history(&self) {
         let mut state = self.state();
@@ -372,6 +395,9 @@ impl Objects {
             Some(json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": items}))
         };
         let named = |all: &[Value]| all.iter().find(|one| is_named(one, name)).cloned();
+        if let Some(other) = state.others.get(path) {
+            return Some(other.clone());
+        }
         match (parent, name) {
             ("/api/v1", "pods") => {
                 state.lists += 1;
@@ -387,6 +413,10 @@ impl Objects {
     fn write(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
         let mut state = self.state();
         state.written.push((method.to_owned(), path.to_owned(), body.clone()));
+        let State { others, version, .. } = &mut *state;
+        if let Some(written) = others.write(method, path, &body, version) {
+            return written;
+        }
         let object = path.strip_suffix("/binding").unwrap_or(path);
         let (parent, name) = object.rsplit_once('/').unwrap_or_default();
         let kind = match parent.rsplit('/').next() {
