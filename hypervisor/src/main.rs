@@ -20,8 +20,9 @@ use hypervisor::{
 use node::pool::Scaling;
 use node::{ClusterOptions, ImagePreloads};
 use tracing::level_filters::LevelFilter;
+use webhook::Certificates;
 
-/// Shares the GPUs of a node among its programs: daemon, Kubernetes node agent and scheduler extender.
+/// Shares the GPUs of a node among its programs: daemon, Kubernetes node agent, scheduler extender and webhook.
 #[derive(Debug, Parser)]
 #[command(
     name = "hypervisor",
@@ -153,6 +154,49 @@ enum Command {
         /// NVML library for finding the GPUs [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
+        /// Log level on stderr: off, error, warn, info, debug or trace
+        #[arg(long, value_name = "LEVEL", default_value = "info")]
+        log: LevelFilter,
+        /// Log format
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+        log_format: log::Format,
+    },
+    /// Run the admission webhook: API servers call it at /mutate and /validate to complete and check pods that request GPUs
+    Webhook {
+        /// Address to listen on
+        #[arg(long, value_name = "ADDRESS:PORT", default_value = webhook::LISTEN)]
+        listen: SocketAddr,
+        /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami, vgpu-rs
+        #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
+        dialects: Vec<Dialect>,
+        /// Scheduler for GPU pods that name none. For its pods nodeName becomes a node selector, and a container that only
+        /// counts GPUs of VGPU-Manager gets 100 cores
+        #[arg(long, value_name = "NAME")]
+        scheduler_name: Option<String>,
+        /// Runtime class for GPU pods that name none
+        #[arg(long, value_name = "NAME")]
+        runtime_class: Option<String>,
+        /// Use the certificate chain in this file, and read it again when it changes: PEM, the server's certificate first
+        #[arg(long, value_name = "FILE", requires = "tls_key")]
+        tls_cert: Option<PathBuf>,
+        /// Private key of the certificate: PEM
+        #[arg(long, value_name = "FILE", requires = "tls_cert")]
+        tls_key: Option<PathBuf>,
+        /// Without --tls-cert: namespace of the Service, and of the Secret in which replicas share a certificate of their
+        /// own, valid for 90 days and replaced after 60
+        #[arg(
+            long,
+            value_name = "NAME",
+            conflicts_with = "tls_cert",
+            required_unless_present = "tls_cert"
+        )]
+        namespace: Option<String>,
+        /// Name of that Service and Secret, and of both webhook configurations, which are told which CA to trust
+        #[arg(long, value_name = "NAME", default_value = webhook::NAME)]
+        name: String,
+        /// Kubeconfig for the API server [default: the pod's service account]
+        #[arg(long, value_name = "FILE", conflicts_with = "tls_cert")]
+        kubeconfig: Option<PathBuf>,
         /// Log level on stderr: off, error, warn, info, debug or trace
         #[arg(long, value_name = "LEVEL", default_value = "info")]
         log: LevelFilter,
@@ -333,6 +377,35 @@ fn main() -> ExitCode {
                 return check_node(&options, nvml.as_deref(), json);
             }
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
+        }
+        Command::Webhook {
+            listen,
+            dialects,
+            scheduler_name: scheduler,
+            runtime_class,
+            tls_cert,
+            tls_key,
+            namespace,
+            name,
+            kubeconfig,
+            log: level,
+            log_format,
+        } => {
+            let certificates = match tls_cert.zip(tls_key) {
+                Some((certificate, key)) => Certificates::Files { certificate, key },
+                None => {
+                    let namespace = namespace.unwrap_or_default();
+                    Certificates::SelfIssued { namespace, name, kubeconfig }
+                }
+            };
+            let options = webhook::Options {
+                listen,
+                rules: webhook::Rules { dialects, scheduler, runtime_class },
+                certificates,
+                rotation: webhook::Rotation::default(),
+                linger: webhook::LINGER,
+            };
+            serve(level, log_format, || hypervisor::run_webhook(&options))
         }
         Command::Scheduler {
             listen,

@@ -1,4 +1,4 @@
-//! `hypervisor node` and `hypervisor scheduler`: the same program in its roles for Kubernetes.
+//! `hypervisor node`, `hypervisor scheduler` and `hypervisor webhook`: the same program in its roles for Kubernetes.
 
 use std::io;
 use std::path::Path;
@@ -20,6 +20,9 @@ pub enum RoleError {
     /// It cannot do its work.
     #[error(transparent)]
     Extender(#[from] extender::ExtenderError),
+    /// It cannot do its work.
+    #[error(transparent)]
+    Webhook(#[from] webhook::WebhookError),
     /// The system refuses what every program needs.
     #[error("{what}: {source}")]
     System {
@@ -44,6 +47,14 @@ pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError>
 /// [`RoleError`].
 pub fn run_extender(options: &extender::Options) -> Result<(), RoleError> {
     run(async |end| Ok(extender::serve(options, end).await?))
+}
+
+/// Completes and checks pods for API servers until a signal requests the end.
+///
+/// # Errors
+/// [`RoleError`].
+pub fn run_webhook(options: &webhook::Options) -> Result<(), RoleError> {
+    run(async |end| Ok(webhook::serve(options, end).await?))
 }
 
 type End = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -1,0 +1,105 @@
+use super::*;
+use proptest::prelude::*;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Golden {
+    rule: String,
+    dialects: Vec<String>,
+    scheduler: Option<String>,
+    runtime_class: Option<String>,
+    pod: Value,
+    patch: Value,
+    refused: Option<String>,
+}
+
+fn pod(value: &Value) -> Pod {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn patched(pod: &Value, patch: &Value) -> Value {
+    let mut pod = pod.clone();
+    let patch: json_patch::Patch = serde_json::from_value(patch.clone()).unwrap();
+    json_patch::patch(&mut pod, &patch).unwrap();
+    pod
+}
+
+#[test]
+fn each_rule_gives_its_patch_once_or_says_what_is_accepted() {
+    let goldens: Vec<Golden> = serde_saphyr::from_str(include_str!("rules.golden.yaml")).unwrap();
+    assert!(goldens.len() > 20);
+    for golden in goldens {
+        let (rule, scheduler) = (golden.rule, golden.scheduler);
+        let dialects = golden.dialects.iter().map(|name| name.parse().unwrap()).collect();
+        let rules = Rules { dialects, scheduler, runtime_class: golden.runtime_class };
+        let patch = json!(defaults(&pod(&golden.pod), &rules));
+        assert_eq!(patch, golden.patch, "{rule}");
+        let complete = pod(&patched(&golden.pod, &patch));
+        assert_eq!(defaults(&complete, &rules), [], "{rule}: a second time");
+        let refused = check(&complete, &rules).err().map(|refusal| refusal.to_string());
+        assert_eq!(refused, golden.refused, "{rule}");
+    }
+}
+
+/// What reaches the second webhook past the first one.
+#[test]
+fn a_node_that_is_still_named_is_refused() {
+    let rules = Rules {
+        dialects: vec![Dialect::VgpuManager],
+        scheduler: Some("vgpu-scheduler".into()),
+        runtime_class: None,
+    };
+    let limits = json!({"nvidia.com/vgpu-number": "1"});
+    let named = json!({"spec": {"nodeName": "a", "containers": [{"name": "m", "resources": {"limits": limits}}]}});
+    assert_eq!(
+        check(&pod(&named), &rules).unwrap_err().to_string(),
+        "spec.nodeName \"a\" bypasses the scheduler \"vgpu-scheduler\", which assigns GPUs; the node selector kubernetes.io/hostname: a is accepted"
+    );
+}
+
+fn any_limits() -> impl Strategy<Value = Value> {
+    let names: Vec<&str> = WORDS.iter().map(|(.., name)| *name).collect();
+    let amount =
+        prop_oneof![Just("0"), Just("1"), Just("100"), Just("101"), Just("2k"), Just("5m")];
+    let limits = proptest::collection::btree_map(proptest::sample::select(names), amount, 0..5);
+    (limits, any::<bool>()).prop_map(|(limits, requested)| match requested {
+        true => json!({"limits": limits, "requests": limits}),
+        false => json!({"limits": limits}),
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_pod_is_completed_once(
+        resources in proptest::collection::vec(any_limits(), 1..4),
+        scheduler in proptest::option::of("vgpu-scheduler|default-scheduler|other"),
+        node in proptest::option::of("a|b"),
+        selected in proptest::option::of("a|b"),
+        known in any::<bool>(),
+    ) {
+        let containers: Vec<Value> = resources
+            .iter()
+            .enumerate()
+            .map(|(at, resources)| json!({"name": format!("c{at}"), "resources": resources}))
+            .collect();
+        let mut spec = json!({"containers": containers});
+        spec["schedulerName"] = json!(scheduler);
+        spec["nodeName"] = json!(node);
+        if let Some(node) = selected {
+            spec["nodeSelector"] = json!({HOSTNAME: node});
+        }
+        let before = json!({"spec": spec});
+        let rules = Rules {
+            dialects: Dialect::ALL.to_vec(),
+            scheduler: known.then(|| "vgpu-scheduler".to_owned()),
+            runtime_class: Some("nvidia".into()),
+        };
+        let patch = json!(defaults(&pod(&before), &rules));
+        let after = pod(&patched(&before, &patch));
+        prop_assert_eq!(defaults(&after, &rules), []);
+        if let Err(refusal) = check(&after, &rules) {
+            prop_assert!(refusal.to_string().contains("accepted"));
+        }
+    }
+}
