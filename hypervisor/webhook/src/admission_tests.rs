@@ -1,4 +1,5 @@
 use super::*;
+use dialects::table::RESOURCES;
 use proptest::prelude::*;
 use serde::Deserialize;
 
@@ -56,6 +57,22 @@ fn a_node_that_is_still_named_is_refused() {
         check(&pod(&named), &rules).unwrap_err().to_string(),
         "spec.nodeName \"a\" bypasses the scheduler \"vgpu-scheduler\", which assigns GPUs; the node selector kubernetes.io/hostname: a is accepted"
     );
+}
+
+/// An API server that meets a name which is missing there does not ask, and the pod stays as it is.
+#[test]
+fn the_charts_match_conditions_name_each_resource() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/kubernetes/chart/templates/webhook.yaml"
+    );
+    let text = std::fs::read_to_string(path).unwrap();
+    let words = WORDS.iter().filter(|(_, word, _)| !word.is_annotation());
+    let names = words.map(|(.., name)| *name).chain(RESOURCES.iter().map(|row| row.name));
+    for name in names.filter(|name| !name.starts_with("tensor-fusion.ai/index")) {
+        assert!(text.contains(&format!("'{name}'")), "{name}");
+    }
+    assert!(text.contains("name.startsWith('tensor-fusion.ai/index')"));
 }
 
 fn any_limits() -> impl Strategy<Value = Value> {
