@@ -67,6 +67,10 @@ pub(super) fn table(table: &mut Vec<Check>) {
             in_namespaces(job, "cluster/rights", &[&kubernetes(job)])
         })
         .needs(PYTHON),
+        cluster("cluster: an API server calls the webhook", |job| {
+            in_namespaces(job, "cluster/webhook", &[&kubernetes(job)])
+        })
+        .needs(PYTHON),
         engines("containers of docker", |job| in_engine(job, "docker")).needs(COMPOSE),
         engines("containers of podman", |job| in_engine(job, "podman")).needs(COMPOSE),
         engines("the units under systemd", |job| {
