@@ -332,7 +332,9 @@ impl Cluster {
             let (claims, greedy) = {
                 let mut known = self.known();
                 let claims = if known.live.len() < PODS { known.place() } else { None };
-                (claims, known.random(15) == 0)
+                // No container may ask for more than 100 cores, so none may be free of others.
+                let may_be_greedy = known.left.values().all(|left| left.cores < 100);
+                (claims, known.random(15) == 0 && may_be_greedy)
             };
             let Some(mut claims) = claims else {
                 tokio::time::sleep(Duration::from_millis(10)).await;
