@@ -249,21 +249,68 @@ def check_chart(program):
         expect(image == f"registry.k8s.io/kube-scheduler:v1.{minor}.0", f"1.{minor}: {image}")
         expect(not [one for one in older if "Policy" in one[0]], f"1.{minor} has no such policies")
     dialects = ["vgpu-manager", "volcano", "hami", "vgpu-rs"]
+    expect(not [one for one in rendered({}) if "Webhook" in one[0]], "a webhook without webhook.enabled")
+    check_webhook(lambda dialect, minor=34, **webhook: rendered(
+        {"dialects": [dialect], "webhook": {"enabled": True, **webhook}}, minor))
     check_policy_of_pods({one: rendered({"dialects": [one]})[("ValidatingAdmissionPolicy", "sluice-pods")] for one in dialects})
     notes = text_of(program, {}, [f"{DEPLOY}/chart/templates/NOTES.txt"])
     expect("schedulerName: vgpu-scheduler" in notes, f"{notes}")
+
+
+WEBHOOKS = [(kind, "sluice-webhook") for kind in ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"]]
+
+
+def evaluated(expression, known):
+    """What the API server would find, as far as cel-python evaluates as it does."""
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(re.sub(r"\s+", " ", expression)))
+    return program.evaluate(known)
+
+
+def check_webhook(rendered):
+    """Pods that request no GPU never depend on it."""
+    own = rendered("vgpu-manager", runtimeClassName="nvidia")
+    args = pod_of(own, ("Deployment", "sluice-webhook"))["containers"][0]["args"]
+    expect({"--scheduler-name=vgpu-scheduler", "--runtime-class=nvidia", "--namespace=sluice"} <= set(args), f"{args}")
+    issued = rendered("hami", certManagerIssuer={"kind": "ClusterIssuer", "name": "ca"})
+    expect(("Certificate", "sluice-webhook") in issued and not [one for one in issued if one == ("Role", "sluice-webhook")],
+           "cert-manager: no Certificate, or rights of its own")
+    for key in WEBHOOKS:
+        found = issued[key]["metadata"].get("annotations", {}).get("cert-manager.io/inject-ca-from")
+        expect(found == "sluice/sluice-webhook", f"cert-manager: {key} is told of no CA")
+        older = rendered("hami", 27)[key]["webhooks"][0]
+        expect("matchConditions" not in older and older["objectSelector"], "1.27: every pod depends on the webhook")
+    names = {
+        "vgpu-manager": ["nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"],
+        "volcano": ["volcano.sh/vgpu-number", "volcano.sh/vgpu-memory-percentage"],
+        "hami": ["nvidia.com/gpu", "nvidia.com/gpumem"],
+        "vgpu-rs": ["tensor-fusion.ai/index", "tensor-fusion.ai/index_a"],
+    }
+    static = {"metadata": {"annotations": {"kubernetes.io/config.mirror": "1"}}}
+    for dialect, own in names.items():
+        asking = [{"name": "b", "resources": {"limits": {name: "1", "cpu": "1"}}} for name in own]
+        other = [{"name": "b", "resources": {"limits": {name: "1"}}} for one in names.values() if one != own for name in one]
+        other += [{"name": "b"}, {"name": "b", "resources": {}}, {"name": "b", "resources": {"limits": {"cpu": "1"}}}]
+        plain = {"name": "a", "resources": {}}
+        pods = [({"containers": [plain, one]}, True) for one in asking]
+        pods += [({"containers": [plain], "initContainers": [one]}, True) for one in asking]
+        pods += [({"containers": [plain, one]}, False) for one in other]
+        pods = [({"metadata": {"name": "p"}, "spec": spec}, meant) for spec, meant in pods]
+        pods += [({**pod, **static}, False) for pod, _ in pods]
+        objects = rendered(dialect)
+        for key in WEBHOOKS:
+            for pod, meant in pods:
+                known = {"object": celpy.json_to_cel(pod)}
+                conditions = objects[key]["webhooks"][0]["matchConditions"]
+                found = all(evaluated(one["expression"], known) for one in conditions)
+                expect(found == meant, f"{dialect}: {pod}: the webhook is {'' if found else 'not '}called")
 
 
 AGENT_USER = "system:serviceaccount:sluice:sluice-node"
 
 
 def refusals(policy, request, old, new):
-    """What the API server would say, as far as cel-python evaluates as it does."""
-    def evaluated(expression, known):
-        environment = celpy.Environment()
-        program = environment.program(environment.compile(re.sub(r"\s+", " ", expression)))
-        return program.evaluate(known)
-
+    """What the API server would say."""
     spec = policy["spec"]
     known = {"request": request, "oldObject": old, "object": new}
     known = {name: celpy.json_to_cel(value) for name, value in known.items()}
