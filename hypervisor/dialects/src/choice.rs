@@ -56,6 +56,10 @@ impl Choice {
     /// Whether this GPU is one. What is both wanted and not wanted is not.
     #[must_use]
     pub fn takes(&self, gpu: GpuId, product: &str) -> bool {
+        let Self { types, no_types, uuids, no_uuids, .. } = self;
+        if [types, no_types, uuids, no_uuids].into_iter().all(Vec::is_empty) {
+            return true;
+        }
         let product = format!("{}{product}", self.maker).to_lowercase();
         let uuid = gpu.to_string().to_lowercase();
         let is_type = |part: &String| product.contains(part);

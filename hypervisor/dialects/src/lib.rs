@@ -11,16 +11,20 @@ pub mod claims;
 pub mod gates;
 pub mod needs;
 pub mod pods;
+pub mod policy;
 pub mod quantity;
 pub mod registers;
 pub mod table;
+pub mod topology;
 pub mod vgpu_rs;
 
 pub use choice::Choice;
 pub use claims::{Claim, PodClaims};
 pub use needs::{MemoryNeed, Need, NeedError, Share};
+pub use policy::Policy;
 pub use registers::Registered;
 pub use table::{Annotations, Counts, Dialect, Resource};
+pub use topology::Links;
 
 /// Cores of a GPU: hundredths of its time.
 pub const CORES: u64 = 100;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::choice::ChoiceNames;
 use crate::gates::{FeatureGates, Gate};
+use crate::policy::{PolicyNames, TopologyNames};
 
 /// A system whose pods are understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,7 +47,8 @@ impl Dialect {
     }
 
     /// How many MiB is one in its texts about devices, on nodes with this memory factor.
-    pub(crate) fn text_unit(self, factor: NonZeroU32) -> u64 {
+    #[must_use]
+    pub fn text_unit(self, factor: NonZeroU32) -> u64 {
         if self == Self::Volcano { factor.get().into() } else { 1 }
     }
 }
@@ -265,6 +267,8 @@ pub struct Annotations {
     pub phase: Option<Phase>,
     /// On a pod: which GPUs it wants.
     pub choice: Option<ChoiceNames>,
+    /// On a pod: where these are to be.
+    pub policy: Option<PolicyNames>,
 }
 
 /// Where a pod says how far it is.
@@ -303,6 +307,11 @@ const VGPU_MANAGER: Annotations = Annotations {
         uuids: "nvidia.com/include-gpu-uuid",
         no_uuids: "nvidia.com/exclude-gpu-uuid",
     }),
+    policy: Some(PolicyNames {
+        node: "nvidia.com/node-scheduler-policy",
+        device: "nvidia.com/device-scheduler-policy",
+        topology: TopologyNames::Mode("nvidia.com/device-topology-mode"),
+    }),
 };
 
 const VOLCANO: Annotations = Annotations {
@@ -326,6 +335,7 @@ const VOLCANO: Annotations = Annotations {
         uuids: "volcano.sh/vgpu-use-gpuuuid",
         no_uuids: "volcano.sh/vgpu-nouse-gpuuuid",
     }),
+    policy: None,
 };
 
 const HAMI: Annotations = Annotations {
@@ -349,6 +359,11 @@ const HAMI: Annotations = Annotations {
         uuids: "nvidia.com/use-gpuuuid",
         no_uuids: "nvidia.com/nouse-gpuuuid",
     }),
+    policy: Some(PolicyNames {
+        node: "hami.io/node-scheduler-policy",
+        device: "hami.io/gpu-scheduler-policy",
+        topology: TopologyNames::NumaBind("nvidia.com/numa-bind"),
+    }),
 };
 
 /// Its nodes' devices are objects of their own, and nobody is told what a pod has got.
@@ -362,6 +377,7 @@ const VGPU_RS: Annotations = Annotations {
     time: None,
     phase: None,
     choice: None,
+    policy: None,
 };
 
 /// The GPUs of all containers of a pod of vgpu.rs, with commas between them.
