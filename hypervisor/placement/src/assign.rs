@@ -1,0 +1,249 @@
+//! Finds GPUs for a pod's containers.
+//!
+//! Each container in turn gets its best GPUs for which the later containers still fit: the result is the best one of the
+//! first container, then of the second one, and so on. What is best is the pod's policy.
+
+use core::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use dialects::claims::ContainerClaims;
+use dialects::policy::{Connection, Order, Topology};
+use dialects::{PodClaims, Share};
+
+use crate::account::{Account, Amount};
+use crate::nearest::Offer;
+use crate::refusal::Refusal;
+use crate::request::{ContainerRequest, Request, Stage};
+
+/// How many ways to place a pod on a node are tried.
+const MOST_WAYS: usize = 5_000;
+
+/// GPUs of one container, by their positions in the account, with its share of each.
+type Chosen = Vec<(usize, Share)>;
+
+impl Account {
+    /// Finds room for a pod: for each container so many GPUs, each another one.
+    ///
+    /// # Errors
+    /// [`Refusal::NoRoom`], [`Refusal::Connection`], [`Refusal::TooManyWays`], [`Refusal::Need`]
+    pub fn place(&self, request: &Request) -> Result<PodClaims, Refusal> {
+        let mut search =
+            Search { account: self, request, ways: 0, latest: None, found: Vec::new() };
+        let left: Vec<Amount> = self.gpus.iter().map(|gpu| gpu.left).collect();
+        if !search.place_from(0, &left, &[])? {
+            let none = Refusal::TooManyWays(search.ways);
+            return Err(search.latest.map_or(none, |(_, refusal)| refusal));
+        }
+        let named = request.containers.iter().zip(search.found);
+        let one = |(container, mut chosen): (&ContainerRequest, Chosen)| {
+            chosen.sort_by_key(|(gpu, _)| self.gpus[*gpu].index);
+            let claims = chosen.into_iter().map(|one| self.claim(one)).collect();
+            ContainerClaims { container: container.name.clone(), claims }
+        };
+        Ok(PodClaims(named.map(one).collect()))
+    }
+
+    /// Whether there is also room where the GPUs of each container are connected as the pod would like.
+    #[must_use]
+    pub fn connects(&self, request: &Request) -> bool {
+        let mut strict = request.clone();
+        let topology = strict.policy.topology;
+        strict.policy.topology = topology.map(|one| Topology { strict: true, ..one });
+        self.place(&strict).is_ok()
+    }
+}
+
+struct Search<'a> {
+    account: &'a Account,
+    request: &'a Request,
+    ways: usize,
+    /// Which container was reached, and why it does not fit.
+    latest: Option<(usize, Refusal)>,
+    /// For each container before the one that is looked at.
+    found: Vec<Chosen>,
+}
+
+impl Search<'_> {
+    /// Places the containers from this one on. `handed`: the GPUs of the init container before it.
+    fn place_from(
+        &mut self,
+        at: usize,
+        left: &[Amount],
+        handed: &[usize],
+    ) -> Result<bool, Refusal> {
+        let request = self.request;
+        let Some(container) = request.containers.get(at) else { return Ok(true) };
+        let wanted = usize::try_from(container.need.places).unwrap_or(usize::MAX);
+        let mut fitting = Vec::new();
+        let mut lack = BTreeMap::new();
+        let mut largest = Share::default();
+        for (position, gpu) in self.account.gpus.iter().enumerate() {
+            let share = gpu.share(&container.need, self.account.factor)?;
+            largest.cores = largest.cores.max(share.cores);
+            largest.memory_mib = largest.memory_mib.max(share.memory_mib);
+            match gpu.lacks(&request.choice, left[position], share) {
+                None => fitting.push((position, share)),
+                Some((why, has)) => {
+                    let (count, most) = lack.entry(why).or_insert((0, 0));
+                    (*count, *most) = (*count + 1, has.max(*most));
+                }
+            }
+        }
+        let (first, rest): (Chosen, Chosen) =
+            fitting.iter().partition(|(gpu, _)| handed.contains(gpu));
+        if fitting.len() < wanted || first.len() < handed.len() {
+            self.refuse(at, || Refusal::NoRoom {
+                container: container.name.clone(),
+                wanted: Offer::of(container.need.places, largest),
+                fitting: fitting.len(),
+                gpus: self.account.gpus.len(),
+                lack,
+            });
+            return Ok(false);
+        }
+        let mut is_any = false;
+        for chosen in self.choices(&first, rest, wanted, left)? {
+            is_any = true;
+            self.ways += 1;
+            if self.ways > MOST_WAYS {
+                return Err(Refusal::TooManyWays(MOST_WAYS));
+            }
+            let mut rest = left.to_vec();
+            let mut handed = Vec::new();
+            for (gpu, share) in &chosen {
+                match container.stage {
+                    Stage::Init => handed.push(*gpu),
+                    Stage::Lasting => rest[*gpu] = rest[*gpu].less(Amount::of(*share)),
+                }
+            }
+            self.found.truncate(at);
+            self.found.push(chosen);
+            if self.place_from(at + 1, &rest, &handed)? {
+                return Ok(true);
+            }
+        }
+        if let (false, Some(topology)) = (is_any, request.policy.topology) {
+            self.refuse(at, || Refusal::Connection {
+                container: container.name.clone(),
+                asked: container.need.places,
+                by: topology.by,
+                fitting: fitting.len(),
+            });
+        }
+        Ok(false)
+    }
+
+    fn refuse(&mut self, at: usize, why: impl FnOnce() -> Refusal) {
+        if self.latest.as_ref().is_none_or(|(before, _)| *before < at) {
+            self.latest = Some((at, why()));
+        }
+    }
+
+    /// All `wanted` GPUs that a container can have, the best ones first. `first`: those that it has anyway.
+    fn choices(
+        &self,
+        first: &[(usize, Share)],
+        mut others: Chosen,
+        wanted: usize,
+        left: &[Amount],
+    ) -> Result<Box<dyn Iterator<Item = Chosen>>, Refusal> {
+        let gpus = &self.account.gpus;
+        others.sort_by_key(|(gpu, _)| {
+            let Amount { cores, memory_mib, .. } = left[*gpu];
+            let order = self.request.policy.device.unwrap_or(Order::Binpack);
+            let fullest = (order == Order::Binpack).then_some((memory_mib, cores));
+            (fullest, Reverse((memory_mib, cores)), gpus[*gpu].index)
+        });
+        // Equal ones: whether later containers fit is the same for each.
+        let kinds: Vec<(Amount, Amount)> =
+            others.iter().map(|(gpu, _)| (left[*gpu], gpus[*gpu].total)).collect();
+        let sets = Combinations::new(others.len(), wanted - first.len());
+        let start = first.to_vec();
+        let chosen = move |positions: Vec<usize>| -> Chosen {
+            let more = positions.into_iter().map(|position| others[position]);
+            start.iter().copied().chain(more).collect()
+        };
+        let topology = match self.request.policy.topology {
+            None => {
+                let sets = sets.filter(move |set| is_first_of_equals(set, &kinds));
+                return Ok(Box::new(sets.map(chosen)));
+            }
+            Some(_) if wanted == 1 => return Ok(Box::new(sets.map(chosen))),
+            Some(topology) => topology,
+        };
+        let sets: Vec<Chosen> = sets.take(MOST_WAYS + 1).map(chosen).collect();
+        if sets.len() > MOST_WAYS {
+            return Err(Refusal::TooManyWays(MOST_WAYS));
+        }
+        let ranked = sets.into_iter().filter_map(|set| {
+            let distance = self.distance(topology, &set);
+            distance.map(|distance| (distance, set))
+        });
+        let mut ranked: Vec<(u64, Chosen)> = ranked.collect();
+        ranked.sort_by_key(|(distance, _)| *distance);
+        Ok(Box::new(ranked.into_iter().map(|(_, set)| set)))
+    }
+
+    /// How far from each other GPUs are: less is better. `None`: the pod does not take them.
+    fn distance(&self, topology: Topology, set: &[(usize, Share)]) -> Option<u64> {
+        let gpus = || set.iter().map(|(gpu, _)| &self.account.gpus[*gpu]);
+        let links = &self.account.links;
+        match topology.by {
+            Connection::Numa => {
+                let nodes: BTreeSet<u32> = gpus().map(|gpu| gpu.numa).collect();
+                (!topology.strict || nodes.len() == 1).then(|| u64::try_from(nodes.len()).ok())?
+            }
+            Connection::Link => {
+                let indices: Vec<u32> = gpus().map(|gpu| gpu.index).collect();
+                let pairs = || {
+                    let later = |at: usize| indices[at + 1..].iter();
+                    indices.iter().enumerate().flat_map(move |(at, a)| later(at).map(|b| (*a, *b)))
+                };
+                let is_linked = !topology.strict || pairs().all(|(a, b)| links.has_nvlink(a, b));
+                let score: u64 = pairs().map(|(a, b)| u64::from(links.score(a, b))).sum();
+                is_linked.then_some(u64::MAX - score)
+            }
+        }
+    }
+}
+
+/// Whether a set has, of equal elements, the first ones.
+fn is_first_of_equals<T: PartialEq>(set: &[usize], kinds: &[T]) -> bool {
+    set.iter().all(|&one| {
+        (0..one).rev().take_while(|before| kinds[*before] == kinds[one]).all(|b| set.contains(&b))
+    })
+}
+
+/// All sets of `size` of the numbers below `all`, those with small numbers first.
+struct Combinations {
+    all: usize,
+    next: Option<Vec<usize>>,
+}
+
+impl Combinations {
+    fn new(all: usize, size: usize) -> Self {
+        Self { all, next: (size <= all).then(|| (0..size).collect()) }
+    }
+}
+
+impl Iterator for Combinations {
+    type Item = Vec<usize>;
+
+    fn next(&mut self) -> Option<Vec<usize>> {
+        let set = self.next.take()?;
+        let size = set.len();
+        let can_grow = |at: &usize| set[*at] < self.all - size + at;
+        if let Some(at) = (0..size).rev().find(can_grow) {
+            let mut later = set.clone();
+            for (to, value) in later[at..].iter_mut().zip(set[at] + 1..) {
+                *to = value;
+            }
+            self.next = Some(later);
+        }
+        Some(set)
+    }
+}
+
+#[cfg(test)]
+#[path = "assign_tests.rs"]
+mod tests;

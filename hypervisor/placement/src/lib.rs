@@ -1,0 +1,19 @@
+//! On which GPUs of which node a pod's containers have room. Pure: no I/O, no clock.
+//!
+//! A pod is a [`Request`]; what a pod on a node holds is its [`Holding`]. A node's [`Account`] is its registration less the
+//! holdings of its pods. [`Account::place`] filters and assigns, [`Account::score`] ranks nodes.
+
+#![forbid(unsafe_code)]
+
+mod account;
+mod assign;
+mod holding;
+mod nearest;
+mod refusal;
+mod request;
+
+pub use account::Account;
+pub use holding::Holding;
+pub use nearest::Offer;
+pub use refusal::{Lack, PodRefusal, Refusal};
+pub use request::{ContainerRequest, Request, Stage};

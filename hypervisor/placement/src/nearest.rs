@@ -1,0 +1,110 @@
+//! The nearest smaller request that would fit.
+
+use core::fmt;
+
+use dialects::{MemoryNeed, Need, Share};
+
+use crate::account::Account;
+use crate::refusal::Refusal;
+use crate::request::Request;
+
+/// So many GPUs, with so much of each. Its loss against another one: what is missing, in thousandths of GPUs, cores and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// How many GPUs.
+    pub gpus: u64,
+    /// How much of each.
+    pub share: Share,
+}
+
+impl Offer {
+    pub(crate) const fn of(gpus: u64, share: Share) -> Self {
+        Self { gpus, share }
+    }
+
+    /// How much of a request is missing, in thousandths of its GPUs, cores and memory.
+    pub(crate) fn loss(&self, wanted: &Self) -> u64 {
+        let part = |has: u64, wanted: u64| match wanted {
+            0 => 0,
+            _ => wanted.saturating_sub(has).saturating_mul(1000) / wanted,
+        };
+        part(self.gpus, wanted.gpus)
+            + part(self.share.cores, wanted.share.cores)
+            + part(self.share.memory_mib, wanted.share.memory_mib)
+    }
+}
+
+impl fmt::Display for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gpus, share: Share { cores, memory_mib } } = self;
+        write!(f, "{gpus} GPU{}", if *gpus == 1 { "" } else { "s" })?;
+        match cores {
+            0 => write!(f, " with {memory_mib} MiB"),
+            _ => write!(f, " with {cores} cores and {memory_mib} MiB"),
+        }
+    }
+}
+
+impl Account {
+    /// The nearest request of the refused container for which the pod fits, with its loss, if that is below `below`.
+    #[must_use]
+    pub fn nearest(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+        below: u64,
+    ) -> Option<(u64, Offer)> {
+        let Refusal::NoRoom { container, wanted, .. } = refusal else { return None };
+        let at = request.containers.iter().position(|one| one.name == *container)?;
+        let offers = self.offers(request, *wanted).into_iter();
+        let with_loss = offers.map(|offer| (offer.loss(wanted), offer));
+        let mut offers: Vec<(u64, Offer)> = with_loss.filter(|(loss, _)| *loss < below).collect();
+        offers.sort_by_key(|(loss, _)| *loss);
+        offers.into_iter().find(|(_, offer)| {
+            let mut smaller = request.clone();
+            let Offer { gpus: places, share: Share { cores, memory_mib } } = *offer;
+            let need = &mut smaller.containers[at].need;
+            *need = Need { places, cores, memory: MemoryNeed::Mib(memory_mib), ..*need };
+            self.place(&smaller).is_ok()
+        })
+    }
+
+    /// What may fit instead: less of each GPU, or fewer GPUs.
+    fn offers(&self, request: &Request, wanted: Offer) -> Vec<Offer> {
+        let unit = u64::from(self.factor.get());
+        let nothing = Share::default();
+        let usable =
+            self.gpus.iter().filter(|gpu| gpu.lacks(&request.choice, gpu.left, nothing).is_none());
+        // Of each GPU as much as is wanted, if it has so much.
+        let most = usable.map(|gpu| Share {
+            cores: wanted.share.cores.min(gpu.left.cores),
+            memory_mib: match gpu.total.memory_mib {
+                0 => wanted.share.memory_mib,
+                _ => wanted.share.memory_mib.min(gpu.left.memory_mib / unit * unit),
+            },
+        });
+        let most: Vec<Share> = most.filter(|share| share.memory_mib > 0).collect();
+        let full = most.iter().filter(|share| **share == wanted.share).count();
+        let fewer = u64::try_from(full).unwrap_or_default().min(wanted.gpus);
+        let mut offers = Vec::new();
+        if (1..wanted.gpus).contains(&fewer) {
+            offers.push(Offer::of(fewer, wanted.share));
+        }
+        for Share { cores, memory_mib } in &most {
+            for cores in most.iter().map(|share| share.cores).filter(|other| other <= cores) {
+                if cores > 0 || wanted.share.cores == 0 {
+                    let share = Share { cores, memory_mib: *memory_mib };
+                    let enough = most
+                        .iter()
+                        .filter(|has| has.cores >= cores && has.memory_mib >= *memory_mib);
+                    let enough = u64::try_from(enough.count()).unwrap_or_default();
+                    let offer = Offer::of(enough.min(wanted.gpus), share);
+                    if !offers.contains(&offer) && offer != wanted {
+                        offers.push(offer);
+                    }
+                }
+            }
+        }
+        offers
+    }
+}

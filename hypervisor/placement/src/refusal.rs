@@ -1,0 +1,148 @@
+//! Why a pod has no room, in numbers.
+
+use std::collections::BTreeMap;
+
+use dialects::NeedError;
+use dialects::policy::Connection;
+use dialects::registers::RegisterError;
+
+use crate::nearest::Offer;
+
+/// Why a pod fits no node at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodRefusal {
+    /// A container asks for something that does not exist.
+    #[error("container {container}: {source}")]
+    Need {
+        /// The container.
+        container: String,
+        /// Why.
+        source: NeedError,
+    },
+    /// The pod asks for a place that does not exist.
+    #[error(transparent)]
+    Policy(NeedError),
+    /// Containers use the names of two dialects.
+    #[error("its containers ask by the names of {0} and of {1}: those of one dialect are accepted")]
+    TwoDialects(&'static str, &'static str),
+    /// The dialect's claims cannot name an init container.
+    #[error(
+        "init container {container} asks for GPUs by the names of {dialect}, whose claims name no init containers: the names of vgpu-manager or hami are accepted"
+    )]
+    Unnamed {
+        /// The container.
+        container: String,
+        /// The dialect.
+        dialect: &'static str,
+    },
+    /// Links have no say.
+    #[error(
+        "device-topology-mode link-strict: the feature gate GPUTopology is closed; numa, numa-strict and link are accepted, or GPUTopology=true"
+    )]
+    LinkGate,
+    /// A kubelet would choose among an init container's GPUs at random.
+    #[error(
+        "container {container} asks for {asked} GPUs after an init container with {held}: kubelets give it any {asked} of these; at least {held} are accepted"
+    )]
+    HandedOver {
+        /// The later container.
+        container: String,
+        /// How many GPUs it asks for.
+        asked: u64,
+        /// How many the init container has.
+        held: u64,
+    },
+}
+
+/// Why a pod does not fit a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The node offers nothing by this name.
+    #[error("no GPUs are registered: the node has no annotation {0}")]
+    Unregistered(&'static str),
+    /// Nodes do not register by this dialect.
+    #[error("pods that ask by the names of {0} have a scheduler of their own")]
+    OtherScheduler(&'static str),
+    /// The registration cannot be read.
+    #[error("the node's annotation {name}: {source}")]
+    Register {
+        /// The annotation.
+        name: &'static str,
+        /// Why.
+        source: RegisterError,
+    },
+    /// The request cannot be counted.
+    #[error(transparent)]
+    Need(#[from] NeedError),
+    /// Too few GPUs have enough left.
+    #[error(
+        "container {container} asks for {wanted}: {fitting} of {gpus} GPUs have room{why}",
+        why = because(lack)
+    )]
+    NoRoom {
+        /// The container.
+        container: String,
+        /// What it asks for.
+        wanted: Offer,
+        /// How many GPUs have room for it.
+        fitting: usize,
+        /// How many the node has.
+        gpus: usize,
+        /// How many have none, by reason, and the most that one of these has left.
+        lack: BTreeMap<Lack, (usize, u64)>,
+    },
+    /// Enough GPUs have room, and they are not connected as the pod demands.
+    #[error(
+        "container {container} asks for {asked} GPUs {connected}: {fitting} have room, and no {asked} of them are so connected",
+        connected = connected(*by)
+    )]
+    Connection {
+        /// The container.
+        container: String,
+        /// How many GPUs it asks for.
+        asked: u64,
+        /// How they have to be connected.
+        by: Connection,
+        /// How many have room.
+        fitting: usize,
+    },
+    /// Too many combinations of GPUs.
+    #[error(
+        "none of the first {0} ways to place its containers fits: fewer containers with GPUs are accepted"
+    )]
+    TooManyWays(usize),
+}
+
+/// What a GPU has too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lack {
+    /// The pod wants others.
+    Choice,
+    /// It may not be given out.
+    Health,
+    /// All its places are taken.
+    Places,
+    /// Its time.
+    Cores,
+    /// Its memory.
+    Memory,
+}
+
+fn because(lack: &BTreeMap<Lack, (usize, u64)>) -> String {
+    let one = |(lack, (count, most)): (&Lack, &(usize, u64))| match lack {
+        Lack::Choice => format!("{count} that the pod does not want"),
+        Lack::Health => format!("{count} unhealthy"),
+        Lack::Places => format!("{count} with no place left"),
+        Lack::Cores => format!("{count} with too few cores left, at most {most}"),
+        Lack::Memory => format!("{count} with too little memory left, at most {most} MiB"),
+    };
+    let all: Vec<String> = lack.iter().map(one).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
+}
+
+fn connected(by: Connection) -> &'static str {
+    match by {
+        Connection::Numa => "on one NUMA node (numa-strict)",
+        Connection::Link => "with NVLink between every two (link-strict)",
+    }
+}

@@ -1,0 +1,119 @@
+//! What a pod asks for.
+
+use dialects::pods;
+use dialects::policy::{Connection, Topology};
+use dialects::{Choice, Dialect, Need, Policy};
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use crate::refusal::PodRefusal;
+
+/// What a pod's containers ask for, all in the words of one dialect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Whose words.
+    pub dialect: Dialect,
+    /// Those that ask for GPUs, in the order in which kubelets give them devices.
+    pub containers: Vec<ContainerRequest>,
+    /// Which GPUs the pod wants.
+    pub choice: Choice,
+    /// Where these are to be.
+    pub policy: Policy,
+}
+
+/// What a container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerRequest {
+    /// Its name.
+    pub name: String,
+    /// How much.
+    pub need: Need,
+    /// Beside which others it runs.
+    pub stage: Stage,
+}
+
+/// When a container runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// To its end, before all later containers. Kubelets give its GPUs to these.
+    Init,
+    /// From its start to the pod's end: a sidecar, or one of the pod's main containers.
+    Lasting,
+}
+
+impl Stage {
+    /// That of a pod's container. `is_init`: it stands among the init containers.
+    pub(crate) fn of(container: &Container, is_init: bool) -> Self {
+        let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+        if is_init && !is_sidecar { Self::Init } else { Self::Lasting }
+    }
+}
+
+/// The containers of a pod in the order in which kubelets give them devices.
+pub(crate) fn staged(pod: &Pod) -> impl Iterator<Item = (Stage, &Container)> {
+    let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten()).count();
+    pods::containers(pod).enumerate().map(move |(at, one)| (Stage::of(one, at < init), one))
+}
+
+impl Request {
+    /// What a pod asks for. `None`: no GPU, by any of these names. `links`: whether links between GPUs have a say.
+    ///
+    /// # Errors
+    /// [`PodRefusal`]
+    pub fn of(pod: &Pod, dialects: &[Dialect], links: bool) -> Result<Option<Self>, PodRefusal> {
+        let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten()).count();
+        let mut found: Option<Self> = None;
+        for (at, (stage, container)) in staged(pod).enumerate() {
+            let wrong = |source| PodRefusal::Need { container: container.name.clone(), source };
+            let Some(need) = pods::need(pod, container, dialects).map_err(wrong)? else { continue };
+            let dialect = need.dialect;
+            if at < init && dialect == Dialect::Volcano {
+                let (container, dialect) = (container.name.clone(), dialect.name());
+                return Err(PodRefusal::Unnamed { container, dialect });
+            }
+            let all = match &mut found {
+                Some(all) => all,
+                none => none.insert(Self {
+                    dialect,
+                    containers: Vec::new(),
+                    choice: Choice::of(pod, dialect),
+                    policy: policy(pod, dialect, links)?,
+                }),
+            };
+            if all.dialect != dialect {
+                return Err(PodRefusal::TwoDialects(all.dialect.name(), dialect.name()));
+            }
+            let name = container.name.clone();
+            all.containers.push(ContainerRequest { name, need, stage });
+        }
+        if let Some(all) = &found {
+            handed_over(&all.containers)?;
+        }
+        Ok(found)
+    }
+}
+
+fn policy(pod: &Pod, dialect: Dialect, links: bool) -> Result<Policy, PodRefusal> {
+    let policy = Policy::of(pod, dialect).map_err(PodRefusal::Policy)?;
+    match policy.topology {
+        Some(Topology { by: Connection::Link, strict: true }) if !links => {
+            Err(PodRefusal::LinkGate)
+        }
+        Some(Topology { by: Connection::Link, .. }) if !links => {
+            Ok(Policy { topology: None, ..policy })
+        }
+        _ => Ok(policy),
+    }
+}
+
+/// A kubelet gives an init container's ids to the next one, in no order: the next one has to take all of them.
+fn handed_over(containers: &[ContainerRequest]) -> Result<(), PodRefusal> {
+    let mut held = 0;
+    for ContainerRequest { name, need, stage } in containers {
+        if need.places < held {
+            let (container, asked) = (name.clone(), need.places);
+            return Err(PodRefusal::HandedOver { container, asked, held });
+        }
+        held = if *stage == Stage::Init { need.places } else { 0 };
+    }
+    Ok(())
+}
