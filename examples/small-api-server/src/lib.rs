@@ -1,10 +1,12 @@
-//! As much of Kubernetes' API server as the node's part, the extender and the webhook ask, for tests: pods, nodes, watches,
-//! Secrets, the webhook's configurations, and what is written. It can be silent, be away, and forget what it has told.
+//! As much of Kubernetes' API server as the node's part, the extender and the webhook ask, for tests: pods, nodes, leases,
+//! watches, Secrets, the webhook's configurations, and what is written. It can be silent, be away, and forget what it has
+//! told.
 
 #![forbid(unsafe_code)]
 
 mod others;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,6 +50,7 @@ type Written = (String, String, Value);
 enum Kind {
     Pod,
     Node,
+    Lease,
 }
 
 /// What became of an object.
@@ -59,10 +62,14 @@ struct Change {
     object: Value,
 }
 
+/// Objects by their names.
+type Named = BTreeMap<String, Value>;
+
 #[derive(Debug, Default)]
 struct State {
-    pods: Vec<Value>,
-    nodes: Vec<Value>,
+    pods: Named,
+    nodes: Named,
+    leases: Named,
     others: Others,
     written: Vec<Written>,
     lists: usize,
@@ -130,28 +137,23 @@ impl Default for Objects {
     }
 }
 
-fn is_named(object: &Value, name: &str) -> bool {
-    object["metadata"]["name"] == name
+fn name_of(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
 }
 
 impl State {
-    fn all(&mut self, kind: Kind) -> &mut Vec<Value> {
+    fn all(&mut self, kind: Kind) -> &mut Named {
         match kind {
             Kind::Pod => &mut self.pods,
             Kind::Node => &mut self.nodes,
+            Kind::Lease => &mut self.leases,
         }
     }
 
     /// Whether it is a new one.
     fn put(&mut self, kind: Kind, mut object: Value) -> bool {
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let all = self.all(kind);
-        let before = all.len();
-        all.retain(|one| !is_named(one, &name));
-        let is_new = all.len() == before;
-        all.push(object);
-        is_new
+        self.all(kind).insert(name_of(&object), object).is_none()
     }
 
     /// The same, and those who watch are told.
@@ -166,9 +168,7 @@ impl State {
     fn remove(&mut self, kind: Kind, name: &str) {
         self.version += 1;
         let version = self.version;
-        let all = self.all(kind);
-        let Some(at) = all.iter().position(|one| is_named(one, name)) else { return };
-        let mut object = all.remove(at);
+        let Some(mut object) = self.all(kind).remove(name) else { return };
         object["metadata"]["resourceVersion"] = version.to_string().into();
         self.history.push(Change { version, kind, how: "DELETED", object });
     }
@@ -277,13 +277,25 @@ impl Objects {
     /// The pod of this name.
     #[must_use]
     pub fn pod(&self, name: &str) -> Option<Value> {
-        self.state().pods.iter().find(|one| is_named(one, name)).cloned()
+        self.state().pods.get(name).cloned()
     }
 
     /// The node of this name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<Value> {
-        self.state().nodes.iter().find(|one| is_named(one, name)).cloned()
+        self.state().nodes.get(name).cloned()
+    }
+
+    /// The lease of this name.
+    #[must_use]
+    pub fn lease(&self, name: &str) -> Option<Value> {
+        self.state().leases.get(name).cloned()
+    }
+
+    /// A node has changed, and those who watch are told.
+    pub fn change_node(&self, node: Value) {
+        self.state().change(Kind::Node, node);
+        self.tell();
     }
 
     /// A node is there.
@@ -394,7 +406,7 @@ impl Objects {
             let metadata = json!({"resourceVersion": version});
             Some(json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": items}))
         };
-        let named = |all: &[Value]| all.iter().find(|one| is_named(one, name)).cloned();
+        let named = |all: &Named| all.get(name).cloned();
         if let Some(other) = state.others.get(path) {
             return Some(other.clone());
         }
@@ -402,10 +414,11 @@ impl Objects {
             ("/api/v1", "pods") => {
                 state.lists += 1;
                 let node = node_of(query);
-                list("PodList", state.pods.iter().filter(|pod| is_on(pod, node)).collect())
+                list("PodList", state.pods.values().filter(|pod| is_on(pod, node)).collect())
             }
-            ("/api/v1", "nodes") => list("NodeList", state.nodes.iter().collect()),
+            ("/api/v1", "nodes") => list("NodeList", state.nodes.values().collect()),
             ("/api/v1/nodes", _) => named(&state.nodes),
+            _ if parent.ends_with("/leases") => named(&state.leases),
             _ => named(&state.pods),
         }
     }
@@ -417,16 +430,23 @@ impl Objects {
         if let Some(written) = others.write(method, path, &body, version) {
             return written;
         }
+        if path.ends_with("/leases") {
+            if state.leases.contains_key(&name_of(&body)) {
+                return said(StatusCode::CONFLICT, "AlreadyExists");
+            }
+            state.change(Kind::Lease, body.clone());
+            return (StatusCode::CREATED, body);
+        }
         let object = path.strip_suffix("/binding").unwrap_or(path);
         let (parent, name) = object.rsplit_once('/').unwrap_or_default();
         let kind = match parent.rsplit('/').next() {
             Some("pods") => Kind::Pod,
             Some("nodes") => Kind::Node,
+            Some("leases") => Kind::Lease,
             // Events, and reviews of permissions.
             _ => return (StatusCode::OK, body),
         };
-        let Some(mut found) = state.all(kind).iter().find(|one| is_named(one, name)).cloned()
-        else {
+        let Some(mut found) = state.all(kind).get(name).cloned() else {
             return said(StatusCode::NOT_FOUND, "NotFound");
         };
         let is_other = |uid: &Value| !uid.is_null() && *uid != found["metadata"]["uid"];
@@ -447,12 +467,18 @@ impl Objects {
         } else if method == "PATCH" {
             merge(&mut found, &body);
             state.change(kind, found);
+        } else if method == "PUT" {
+            state.change(kind, body);
         } else if method == "DELETE" {
             state.remove(kind, name);
         }
+        let now = state.all(kind).get(name).cloned();
         drop(state);
         self.tell();
-        said(StatusCode::OK, "Success")
+        match now.filter(|_| matches!(method, "PATCH" | "PUT")) {
+            Some(now) => (StatusCode::OK, now),
+            None => said(StatusCode::OK, "Success"),
+        }
     }
 }
 
