@@ -204,8 +204,8 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter and /scheduler/bind to place pods on single
-    /// GPUs
+    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, /scheduler/prioritize and /scheduler/bind
+    /// to place pods on single GPUs
     Scheduler {
         /// Address to listen on; only loopback addresses are accepted, because every caller can bind pods
         #[arg(long, value_name = "ADDRESS:PORT", default_value = extender::LISTEN)]
@@ -214,9 +214,12 @@ enum Command {
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
         /// Feature gates, with VGPU-Manager's names: with SerialBindNode, a pod is bound once the previous pod on its node
-        /// has its GPUs
+        /// has its GPUs; with GPUTopology, device-topology-mode link and link-strict go by NVLink
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "SerialBindNode=true")]
         feature_gates: FeatureGates,
+        /// Lease that chooses one of several extenders, such as kube-system/sluice-extender [default: this is the only one]
+        #[arg(long, value_name = "NAMESPACE/NAME")]
+        lease: Option<extender::LeaseName>,
         /// Kubeconfig for the API server [default: the pod's service account]
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,
@@ -411,11 +414,12 @@ fn main() -> ExitCode {
             listen,
             dialects,
             feature_gates: gates,
+            lease,
             kubeconfig,
             log: level,
             log_format,
         } => {
-            let options = extender::Options { listen, dialects, gates, kubeconfig };
+            let options = extender::Options { listen, dialects, gates, kubeconfig, lease };
             serve(level, log_format, || hypervisor::run_extender(&options))
         }
         Command::Probe { target, path } => {

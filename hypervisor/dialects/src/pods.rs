@@ -45,7 +45,8 @@ pub fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// The containers that have a slot in this dialect's claims, in order.
-fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
+#[must_use]
+pub fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
     match dialect {
         // As of HAMi 2.9.
         Dialect::Hami => containers(pod).map(|container| container.name.as_str()).collect(),
@@ -185,18 +186,18 @@ pub fn real(pod: &Pod, dialect: Dialect, factor: NonZeroU32) -> Result<PodClaims
     }
 }
 
-/// What [`claims`] reads.
+/// What [`claims`] reads. `slots`: the pod's.
 #[must_use]
 pub fn claims_text(
     mut claims: PodClaims,
-    pod: &Pod,
+    slots: &[&str],
     dialect: Dialect,
     factor: NonZeroU32,
 ) -> String {
     for claim in claims.0.iter_mut().flat_map(|of| &mut of.claims) {
         claim.memory_mib = claim.memory_mib.div_ceil(dialect.text_unit(factor));
     }
-    claims.write(dialect, &slots(pod, dialect))
+    claims.write(dialect, slots)
 }
 
 fn read(

@@ -1,32 +1,38 @@
-//! Binds pods: by what the API server says at that moment, one after the other on each node.
+//! Binds pods: node and claims in one step.
+//!
+//! GPUs are chosen by the cluster as it is known, in which the pod counts from that moment on. So no two bindings of this
+//! extender get the same part of a GPU, and nothing has to be listed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api_server::{CallError, answered, is_conflict, on_node, segment};
+use api_server::{CallError, answered, is_conflict, segment};
 use dialects::Dialect;
-use dialects::pods::{annotation, claims_text, has_ended, is_allocating, lasting};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use dialects::pods::{claims_text, lasting};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use placement::{Holding, PodRefusal, Refusal};
 use serde_json::{Value, json};
 
-use crate::account::Refusal;
-use crate::view::{self, PodRefusal};
+use crate::cluster::{Asked, Cluster, PodName, pod_name};
+use crate::lease::{Leadership, LeaseError};
+use crate::shared::Shared;
 use crate::wire::BindArguments;
 
 /// How long the API server has for one answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How long a pod waits for the one before it on its node. The scheduler has 30 s.
 const TURN_WITHIN: Duration = Duration::from_secs(15);
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// After so long without an end nobody waits for a pod's allocation any more.
-const STUCK: Duration = Duration::from_secs(60);
 
 /// Why a pod is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
+    #[error("it has not heard of all nodes and pods yet")]
+    NotReady,
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
     #[error(transparent)]
     Api(#[from] CallError),
     #[error("the pod {0} has gone")]
@@ -35,102 +41,166 @@ pub(crate) enum BindError {
     Elsewhere { pod: String, node: String },
     #[error("node {node}: {source}")]
     Refused { node: String, source: Refusal },
+    #[error("node {0}: the node is not known yet")]
+    Unknown(String),
     #[error(transparent)]
     Pod(#[from] PodRefusal),
     #[error("node {node}: the pod {pod} is still being given its GPUs there")]
-    Busy { node: String, pod: String },
-    #[error("node {0}: other pods are still being bound there")]
-    Queue(String),
+    Busy { node: String, pod: PodName },
 }
-
-/// By node.
-type Turns = Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>;
 
 #[derive(Clone)]
 pub(crate) struct Binder {
     pub(crate) client: Client,
-    pub(crate) dialects: Arc<[Dialect]>,
+    pub(crate) cluster: Shared,
+    pub(crate) leadership: Option<Leadership>,
     /// Whether a pod waits until the one before it on its node has its GPUs.
     pub(crate) serial: bool,
-    pub(crate) turns: Turns,
 }
 
 async fn asked<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
     answered(ANSWERS_WITHIN, call).await
 }
 
+/// Whether the pod is where it is to be.
+enum Found {
+    Bound,
+    Unbound(Option<Arc<Asked>>),
+}
+
 impl Binder {
     pub(crate) async fn bind(&self, wanted: &BindArguments) -> Result<(), BindError> {
-        let begun = Instant::now();
-        let turn = self.turn_of(&wanted.node);
-        let queue = || BindError::Queue(wanted.node.clone());
-        let _turn = tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
-        match self.try_to_bind(wanted, begun).await {
-            // An earlier binding, which was left without an answer, has been made meanwhile.
+        self.lead().await?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&wanted.pod_namespace));
+        let name = pod_name(&wanted.pod_namespace, &wanted.pod_name);
+        let found = match self.known(wanted, &name) {
+            Some(found) => found?,
+            None => self.looked_up(&pods, wanted, &name).await?,
+        };
+        let Found::Unbound(asked) = found else { return Ok(()) };
+        let result = match asked {
+            None => self.write(&pods, wanted, &BTreeMap::new()).await.map_err(BindError::Api),
+            Some(asked) => self.assign(&pods, wanted, (&name, &asked)).await,
+        };
+        match result {
+            // An earlier binding, which was left without an answer, has been made meanwhile; or it is another pod by now.
             Err(BindError::Api(CallError::Failed(error))) if is_conflict(&error) => {
-                self.try_to_bind(wanted, begun).await
+                match self.looked_up(&pods, wanted, &name).await? {
+                    Found::Bound => Ok(()),
+                    Found::Unbound(_) => Err(BindError::Api(CallError::Failed(error))),
+                }
             }
-            answer => answer,
+            result => result,
         }
     }
 
-    async fn try_to_bind(&self, wanted: &BindArguments, begun: Instant) -> Result<(), BindError> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&wanted.pod_namespace));
-        let own = segment(&wanted.pod_name);
-        let name = format!("{}/{}", wanted.pod_namespace, wanted.pod_name);
-        let gone = || BindError::Gone(name.clone());
-        let pod = asked(pods.get_opt(&own)).await?.ok_or_else(gone)?;
+    /// Takes the lease, where there is one.
+    async fn lead(&self) -> Result<(), LeaseError> {
+        match &self.leadership {
+            Some(leadership) => leadership.take().await,
+            None => Ok(()),
+        }
+    }
+
+    /// What the watch has told of a pod. `None`: nothing yet.
+    fn known(&self, wanted: &BindArguments, name: &PodName) -> Option<Result<Found, BindError>> {
+        let cluster = self.cluster.lock();
+        let pod = cluster.pod(name).filter(|pod| pod.uid == wanted.pod_uid)?;
+        let asked = pod.asked.clone();
+        Some(match pod.node() {
+            None => Ok(Found::Unbound(Some(asked?))),
+            Some(node) => placed(wanted, name, node),
+        })
+    }
+
+    async fn looked_up(
+        &self,
+        pods: &Api<Pod>,
+        wanted: &BindArguments,
+        name: &PodName,
+    ) -> Result<Found, BindError> {
+        let gone = || BindError::Gone(name.to_string());
+        let pod = asked(pods.get_opt(&segment(&wanted.pod_name))).await?.ok_or_else(gone)?;
         if pod.metadata.uid.as_deref() != Some(&wanted.pod_uid) {
             return Err(gone());
         }
         match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
-            // The scheduler has not heard the answer and asks again.
-            Some(node) if *node == wanted.node => return Ok(()),
-            Some(node) => return Err(BindError::Elsewhere { pod: name, node: node.clone() }),
-            None => {}
+            Some(node) => placed(wanted, name, node),
+            None => Ok(Found::Unbound(self.cluster.lock().reading.asked(&pod)?)),
         }
-        let Some(needs) = view::needs(&pod, &self.dialects)? else {
-            return self.write(&pods, wanted, &BTreeMap::new()).await;
+    }
+
+    /// Chooses its GPUs, and writes them.
+    async fn assign(
+        &self,
+        pods: &Api<Pod>,
+        wanted: &BindArguments,
+        (name, asked): (&PodName, &Arc<Asked>),
+    ) -> Result<(), BindError> {
+        let dialect = asked.request.dialect;
+        let claims = self.assume(wanted, (name, asked)).await?;
+        // It may have waited for long.
+        if let Err(error) = self.lead().await {
+            self.cluster.change(|cluster| cluster.unassume(name));
+            return Err(error.into());
+        }
+        let annotations = annotations(&wanted.node, dialect, &claims);
+        let phase = dialect.annotations().phase.filter(|phase| phase.is_label);
+        let written = async {
+            if let Some(phase) = phase {
+                // API servers take annotations with a binding, and no labels.
+                let metadata =
+                    json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
+                let patch = Patch::Merge(json!({"metadata": metadata}));
+                let (name, how) = (segment(&wanted.pod_name), PatchParams::default());
+                self::asked(pods.patch_metadata(&name, &how, &patch)).await?;
+            }
+            self.write(pods, wanted, &annotations).await
         };
-        let others = self.others_when_ready(&wanted.node, begun).await?;
-        let node: Node = asked(Api::all(self.client.clone()).get(&segment(&wanted.node))).await?;
-        let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
-        let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
-        let claims = account.place(&needs).map_err(refused)?;
-        let claims = claims_text(claims, &pod, needs.dialect, account.factor());
-        let annotations = annotations(&wanted.node, needs.dialect, &claims);
-        let phase = needs.dialect.annotations().phase;
-        if let Some(phase) = phase.filter(|phase| phase.is_label) {
-            // API servers take annotations with a binding, and no labels.
-            let metadata = json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
-            let patch = Patch::Merge(json!({"metadata": metadata}));
-            let how = PatchParams::default();
-            asked(pods.patch_metadata(&own, &how, &patch)).await?;
+        match written.await {
+            Ok(()) => {
+                self.cluster.lock().is_confirmed(name, Instant::now());
+                tracing::info!(pod = &**name, node = wanted.node, claims, "bound");
+            }
+            Err(error) => {
+                self.cluster.change(|cluster| match error.is_final() {
+                    true => cluster.unassume(name),
+                    // It may still be made.
+                    false => cluster.is_unanswered(name),
+                });
+                return Err(error.into());
+            }
         }
-        self.write(&pods, wanted, &annotations).await?;
-        tracing::info!(pod = name, node = wanted.node, claims, "bound");
         Ok(())
     }
 
-    fn turn_of(&self, node: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        Arc::clone(turns.entry(node.to_owned()).or_default())
-    }
-
-    /// The other pods of a node. With the gate open: when none of them is being given its GPUs.
-    async fn others_when_ready(&self, node: &str, begun: Instant) -> Result<Vec<Pod>, BindError> {
-        let own = ListParams::default().fields(&on_node(node));
-        let pods: Api<Pod> = Api::all(self.client.clone());
+    /// The pod's claims, which count from now on. With the gate open: when no other pod of the node waits for its GPUs.
+    async fn assume(
+        &self,
+        wanted: &BindArguments,
+        (name, asked): (&PodName, &Arc<Asked>),
+    ) -> Result<String, BindError> {
+        let node = &wanted.node;
+        let until = tokio::time::Instant::now() + TURN_WITHIN;
+        let mut changes = self.cluster.changes();
         loop {
-            let others = asked(pods.list(&own)).await?.items;
-            let busy = others.iter().find(|pod| self.serial && is_being_allocated(pod, now()));
-            let Some(pod) = busy else { return Ok(others) };
-            if begun.elapsed() >= TURN_WITHIN {
-                let pod = pod.metadata.name.clone().unwrap_or_default();
-                return Err(BindError::Busy { node: node.to_owned(), pod });
+            let busy = {
+                let mut cluster = self.cluster.lock();
+                if !cluster.is_ready() {
+                    return Err(BindError::NotReady);
+                }
+                let busy = cluster.busy(node, name, now()).filter(|_| self.serial);
+                match busy {
+                    Some(pod) => pod,
+                    None => return assume(&mut cluster, wanted, (name, asked)),
+                }
+            };
+            // A pod that is stuck is not waited for, and nothing tells of that.
+            let changed = tokio::time::timeout(Duration::from_secs(1), changes.changed());
+            _ = tokio::time::timeout_at(until, changed).await;
+            if tokio::time::Instant::now() >= until {
+                return Err(BindError::Busy { node: node.clone(), pod: busy });
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
@@ -140,7 +210,7 @@ impl Binder {
         pods: &Api<Pod>,
         wanted: &BindArguments,
         annotations: &BTreeMap<&'static str, String>,
-    ) -> Result<(), BindError> {
+    ) -> Result<(), CallError> {
         let binding = json!({
             "apiVersion": "v1",
             "kind": "Binding",
@@ -160,6 +230,34 @@ impl Binder {
     }
 }
 
+fn placed(wanted: &BindArguments, name: &PodName, node: &str) -> Result<Found, BindError> {
+    // The scheduler has not heard the answer and asks again.
+    if *node == *wanted.node {
+        return Ok(Found::Bound);
+    }
+    Err(BindError::Elsewhere { pod: name.to_string(), node: node.to_owned() })
+}
+
+fn assume(
+    cluster: &mut Cluster,
+    wanted: &BindArguments,
+    (name, asked): (&PodName, &Arc<Asked>),
+) -> Result<String, BindError> {
+    let node = || wanted.node.clone();
+    let request = &asked.request;
+    let account = cluster.account_beside(&wanted.node, request.dialect, name);
+    let refused = |source| BindError::Refused { node: node(), source };
+    let account = account.ok_or_else(|| BindError::Unknown(node()))?;
+    let account = account.map_err(|source| refused(source.clone()))?;
+    let factor = account.factor();
+    let claims = account.place(request).map_err(refused)?;
+    let holding = Holding::claimed(request, &claims, factor);
+    let (pod, place) = ((&*wanted.pod_uid, asked), (&*wanted.node, holding));
+    cluster.assume(name, pod, place, Instant::now());
+    let slots: Vec<&str> = asked.slots.iter().map(String::as_str).collect();
+    Ok(claims_text(claims, &slots, request.dialect, factor))
+}
+
 /// What a pod is told with its binding. `claims`: as its dialect writes them.
 fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static str, String> {
     let names = dialect.annotations();
@@ -175,17 +273,4 @@ fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static 
 /// In seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-fn is_being_allocated(pod: &Pod, now: u64) -> bool {
-    let since = |dialect: Dialect| {
-        let said = annotation(pod, dialect.annotations().time?);
-        said.and_then(|text| text.parse().ok())
-    };
-    let in_time = |dialect: Dialect| {
-        let since = since(dialect);
-        since.is_some_and(|since: u64| now.saturating_sub(since) < STUCK.as_secs())
-    };
-    let is_it = |dialect| is_allocating(pod, dialect) && in_time(dialect);
-    !has_ended(pod) && Dialect::ALL.into_iter().any(is_it)
 }

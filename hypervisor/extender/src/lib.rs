@@ -1,31 +1,28 @@
 //! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes and not their single GPUs.
 //!
-//! `filter` leaves the nodes where GPUs have room ([`account`]), by what nodes have registered and pods have claimed
-//! ([`view`]). `bind` looks again, at what the API server says in that moment, chooses the GPUs and writes them with the
-//! node's name in one step.
+//! `filter` leaves the nodes where GPUs have room, by what nodes have registered and pods have claimed (`placement`), and
+//! `prioritize` ranks them by the pod's policy. `bind` chooses the GPUs and writes them with the node's name in one step.
 
 #![forbid(unsafe_code)]
 
-pub mod account;
 mod binder;
-pub mod view;
+mod cluster;
+
+mod lease;
+mod nodes;
+mod shared;
+mod waiting;
 mod wire;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dialects::Dialect;
 use dialects::gates::{FeatureGates, Gate};
-use futures_util::StreamExt;
 use http_bidir_comm::server::{AnswerKept, ApiError, BoundedTcpListener, read_json};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::runtime::reflector::{ObjectRef, Store, store};
-use kube::runtime::watcher;
-use kube::{Api, Client};
 use poem::http::StatusCode;
 use poem::web::Data;
 use poem::web::headers::{ContentLength, HeaderMapExt};
@@ -33,7 +30,11 @@ use poem::{EndpointExt, FromRequest, Request, RequestBody, Route, get, handler, 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::binder::Binder;
-use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult, name_of};
+use self::cluster::Reading;
+use self::lease::Leadership;
+pub use self::lease::{LeaseName, LeaseNameError};
+use self::shared::Shared;
+use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult, HostPriority, name_of};
 
 /// Where VGPU-Manager's extender listens, for its schedulers' configuration.
 pub const LISTEN: &str = "127.0.0.1:3456";
@@ -46,6 +47,8 @@ const CONNECTIONS: usize = 64;
 /// How long calls have to end when the program ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
+const NOT_READY: &str = "it has not heard of all nodes and pods yet";
+
 /// How the extender is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -57,6 +60,8 @@ pub struct Options {
     pub gates: FeatureGates,
     /// The file that says how the API server is found. `None`: as every pod is told.
     pub kubeconfig: Option<PathBuf>,
+    /// Which Lease says which of several extenders binds pods. `None`: there is one.
+    pub lease: Option<LeaseName>,
 }
 
 /// Why it cannot run.
@@ -88,12 +93,9 @@ pub enum ExtenderError {
     },
 }
 
-/// What the cluster is, as far as the watches have told.
 #[derive(Clone)]
 struct Extender {
-    nodes: Store<Node>,
-    pods: Store<Pod>,
-    dialects: Arc<[Dialect]>,
+    cluster: Shared,
     binder: Binder,
     /// A permit for each byte that calls may still send.
     bytes: Arc<Semaphore>,
@@ -130,78 +132,70 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     let listen = |source| ExtenderError::Listen { address, source };
     let listener = BoundedTcpListener::bind(address, CONNECTIONS).map_err(listen)?;
     tracing::info!(address = %listener.local_addr().map_err(listen)?, "listens");
-    let (nodes, keep_nodes) = kept::<Node>(&client, "nodes");
-    let (pods, keep_pods) = kept::<Pod>(&client, "pods");
+    let links = options.gates.is_open(Gate::GpuTopology);
+    let (cluster, woken) = Shared::new(Reading { dialects, links });
+    let leadership = options
+        .lease
+        .clone()
+        .map(|name| Leadership::new(client.clone(), name, &address.to_string(), cluster.clone()));
     let binder = Binder {
-        client,
-        dialects: Arc::clone(&dialects),
+        client: client.clone(),
+        cluster: cluster.clone(),
+        leadership: leadership.clone(),
         serial: options.gates.is_open(Gate::SerialBindNode),
-        turns: Arc::default(),
     };
     let bytes = Arc::new(Semaphore::new(MOST_BYTES as usize));
     let under_way = Arc::clone(&bytes);
-    let extender = Extender { nodes, pods, dialects, binder, bytes };
     let routes = Route::new()
         .at("/scheduler/filter", post(filter))
+        .at("/scheduler/prioritize", post(prioritize))
         .at("/scheduler/bind", post(bind))
         .at("/healthz", get(healthy))
         .at("/readyz", get(ready))
-        .data(extender);
+        .data(Extender { cluster: cluster.clone(), binder, bytes });
     let calls_have_ended = async {
         end.await;
         // In vain after that time: they are broken off.
         _ = tokio::time::timeout(ENDS_WITHIN, under_way.acquire_many(MOST_BYTES)).await;
     };
+    let keep_lease = async {
+        match &leadership {
+            Some(leadership) => leadership.keep().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         never = http_bidir_comm::server::serve(listener, routes) => match never {},
-        () = calls_have_ended => Ok(()),
-        () = keep_nodes => Ok(()),
-        () = keep_pods => Ok(()),
+        () = calls_have_ended => {}
+        () = cluster.keep_nodes(client.clone()) => {}
+        () = cluster.keep_pods(client.clone()) => {}
+        () = cluster.keep_time() => {}
+        () = shared::wake(client.clone(), woken) => {}
+        () = keep_lease => {}
     }
-}
-
-/// All objects of a kind, and what keeps them up to date: it does not end.
-fn kept<K>(client: &Client, kind: &'static str) -> (Store<K>, impl Future<Output = ()> + use<K>)
-where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-{
-    let (reader, mut writer) = store::<K>();
-    let all = watcher::Config::default();
-    let events = api_server::watched(Api::<K>::all(client.clone()), kind, all);
-    let keep = events.for_each(move |event| {
-        writer.apply_watcher_event(&event);
-        std::future::ready(())
-    });
-    (reader, keep)
+    if let Some(leadership) = leadership {
+        leadership.give_back().await;
+    }
+    Ok(())
 }
 
 impl Extender {
-    /// Whether it has heard of all nodes and pods once.
-    async fn is_ready(&self) -> bool {
-        let both = async {
-            self.nodes.wait_until_ready().await.is_ok()
-                && self.pods.wait_until_ready().await.is_ok()
-        };
-        tokio::time::timeout(Duration::from_millis(1), both).await.unwrap_or(false)
-    }
-
     async fn filter(&self, wanted: FilterArguments) -> FilterResult {
-        if !self.is_ready().await {
-            let error = "it has not heard of all nodes and pods yet".to_owned();
-            return FilterResult { error, ..FilterResult::default() };
+        if let Some(leadership) = &self.binder.leadership
+            && let Err(error) = leadership.take().await
+        {
+            return FilterResult { error: error.to_string(), ..FilterResult::default() };
         }
-        let names: Vec<String> = match (&wanted.node_names, &wanted.nodes) {
-            (Some(names), _) => names.clone(),
-            (None, Some(nodes)) => nodes.items.iter().map(|node| name_of(node)).collect(),
-            (None, None) => Vec::new(),
+        let names = wanted.names();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let failed_nodes = {
+            let mut cluster = self.cluster.lock();
+            if !cluster.is_ready() {
+                let error = NOT_READY.to_owned();
+                return FilterResult { error, ..FilterResult::default() };
+            }
+            cluster.refusals(&wanted.pod, &names, Instant::now())
         };
-        let failed_nodes = self.refusals(&wanted.pod, &names);
         let is_left = |name: &String| !failed_nodes.contains_key(name);
         let node_names = wanted.node_names.map(|names| names.into_iter().filter(is_left).collect());
         let nodes = wanted.nodes.map(|mut nodes| {
@@ -211,28 +205,12 @@ impl Extender {
         FilterResult { nodes, node_names, failed_nodes, error: String::new() }
     }
 
-    /// Which of these nodes have no room, and why.
-    fn refusals(&self, pod: &Pod, names: &[String]) -> BTreeMap<String, String> {
-        let needs = match view::needs(pod, &self.dialects) {
-            Ok(None) => return BTreeMap::new(),
-            Ok(Some(needs)) => needs,
-            Err(why) => return names.iter().map(|name| (name.clone(), why.to_string())).collect(),
-        };
-        let mut on: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
-        for pod in self.pods.state() {
-            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
-                on.entry(node).or_default().push(pod);
-            }
-        }
-        let refusal = |name: &String| {
-            let Some(node) = self.nodes.get(&ObjectRef::new(name)) else {
-                return Some("the node is not known yet".to_owned());
-            };
-            let others = on.get(name).into_iter().flatten().map(Arc::as_ref);
-            let account = view::account(&node, needs.dialect, others);
-            account.and_then(|account| account.place(&needs)).err().map(|why| why.to_string())
-        };
-        names.iter().filter_map(|name| Some((name.clone(), refusal(name)?))).collect()
+    fn prioritize(&self, wanted: &FilterArguments) -> Vec<HostPriority> {
+        let names = wanted.names();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let scores = self.cluster.lock().scores(&wanted.pod, &names);
+        let one = |(name, score): (&&str, u64)| HostPriority { host: (*name).to_owned(), score };
+        names.iter().zip(scores).map(one).collect()
     }
 }
 
@@ -270,6 +248,14 @@ async fn filter(
 }
 
 #[handler]
+async fn prioritize(
+    Call(wanted, place): Call<FilterArguments>,
+    extender: Data<&Extender>,
+) -> AnswerKept<Vec<HostPriority>, OwnedSemaphorePermit> {
+    AnswerKept(extender.prioritize(&wanted), place)
+}
+
+#[handler]
 async fn bind(
     Call(wanted, place): Call<BindArguments>,
     extender: Data<&Extender>,
@@ -292,9 +278,9 @@ fn healthy() -> &'static str {
 
 #[handler]
 async fn ready(extender: Data<&Extender>) -> (StatusCode, &'static str) {
-    match extender.is_ready().await {
+    match extender.cluster.lock().is_ready() {
         true => (StatusCode::OK, "ok"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "it has not heard of all nodes and pods yet"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, NOT_READY),
     }
 }
 

@@ -1,12 +1,13 @@
 //! kube-scheduler's extender messages, v1. Go writes the fields' names as they are in its source.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Which of these nodes has room?
+/// Which of these nodes has room, or how well do they suit?
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct FilterArguments {
@@ -35,6 +36,17 @@ struct Metadata {
     name: String,
 }
 
+impl FilterArguments {
+    /// The nodes' names.
+    pub(crate) fn names(&self) -> Vec<Cow<'_, str>> {
+        match (&self.node_names, &self.nodes) {
+            (Some(names), _) => names.iter().map(|name| Cow::Borrowed(name.as_str())).collect(),
+            (None, Some(nodes)) => nodes.items.iter().map(|node| name_of(node).into()).collect(),
+            (None, None) => Vec::new(),
+        }
+    }
+}
+
 /// The name of a node. Empty: it has none.
 pub(crate) fn name_of(node: &RawValue) -> String {
     let named = serde_json::from_str(node.get());
@@ -48,6 +60,14 @@ pub(crate) struct FilterResult {
     pub(crate) node_names: Option<Vec<String>>,
     pub(crate) failed_nodes: BTreeMap<String, String>,
     pub(crate) error: String,
+}
+
+/// How well a node suits a pod: up to 10.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct HostPriority {
+    pub(crate) host: String,
+    pub(crate) score: u64,
 }
 
 /// Put this pod there.

@@ -1,0 +1,450 @@
+//! The cluster as far as the watches have told, indexed by node. No I/O and no clock.
+//!
+//! Each node's account follows its pods, one pod at a time. A pod that is being bound counts where it is being bound until
+//! the watch shows it.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dialects::Dialect;
+use dialects::pods::{annotation, has_ended, is_allocating, slots};
+use dialects::table::NODE_CONFIG;
+use dialects::topology::NODE_TOPOLOGY;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use placement::{Account, Holding, PodRefusal, Refusal, Request};
+
+use crate::waiting::Waiting;
+
+/// How long a binding counts that the watch does not show.
+const ASSUMED_FOR: Duration = Duration::from_secs(60);
+/// The same of one that the API server has confirmed: its watch may be behind.
+const CONFIRMED_FOR: Duration = Duration::from_secs(600);
+/// After so many seconds without an end nobody waits for a pod's allocation any more.
+const STUCK_AFTER: u64 = 60;
+
+/// A pod's name with its namespace.
+pub(crate) type PodName = Arc<str>;
+
+/// Namespace and name in one.
+pub(crate) fn pod_name(namespace: &str, name: &str) -> PodName {
+    format!("{namespace}/{name}").into()
+}
+
+pub(crate) fn name_of(pod: &Pod) -> PodName {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    pod_name(&part(&pod.metadata.namespace), &part(&pod.metadata.name))
+}
+
+/// What a pod asks for, and which of its containers its claims name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    pub(crate) slots: Vec<String>,
+}
+
+/// Which pods are understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    /// Whose names pods may use.
+    pub(crate) dialects: Arc<[Dialect]>,
+    /// Whether links between GPUs have a say.
+    pub(crate) links: bool,
+}
+
+impl Reading {
+    /// What a pod asks for. `None`: no GPU.
+    pub(crate) fn asked(&self, pod: &Pod) -> Result<Option<Arc<Asked>>, PodRefusal> {
+        let request = Request::of(pod, &self.dialects, self.links)?;
+        Ok(request.map(|request| {
+            let slots = slots(pod, request.dialect).into_iter().map(ToOwned::to_owned).collect();
+            Arc::new(Asked { request, slots })
+        }))
+    }
+}
+
+/// A pod that asks for GPUs or holds some.
+#[derive(Debug)]
+pub(crate) struct KnownPod {
+    pub(crate) uid: String,
+    /// `None`: it is on a node.
+    pub(crate) asked: Option<Arc<Asked>>,
+    /// Where it is, by the watch.
+    node: Option<Arc<str>>,
+    holding: Option<Holding>,
+    /// Since when its node is giving it its GPUs, in seconds since 1970.
+    allocating_since: Option<u64>,
+    assumed: Option<Assumed>,
+}
+
+/// Where a pod is being bound.
+#[derive(Debug)]
+struct Assumed {
+    node: Arc<str>,
+    holding: Holding,
+    until: Instant,
+    stage: Stage,
+}
+
+/// How far a binding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Begun,
+    /// It may still be made.
+    Unanswered,
+    Confirmed,
+}
+
+impl KnownPod {
+    /// Where it is, by the watch or by the answer to its binding.
+    pub(crate) fn node(&self) -> Option<&str> {
+        let confirmed = self.assumed.as_ref().filter(|one| one.stage == Stage::Confirmed);
+        self.node.as_deref().or(confirmed.map(|one| &*one.node))
+    }
+
+    /// Where it counts, and for how much.
+    fn counts(&self) -> Option<(&Arc<str>, Option<&Holding>)> {
+        let assumed = self.assumed.as_ref().map(|one| (&one.node, Some(&one.holding)));
+        self.node.as_ref().map(|node| (node, self.holding.as_ref())).or(assumed)
+    }
+}
+
+#[derive(Debug)]
+struct KnownNode {
+    /// Another one for each node.
+    number: u32,
+    /// What it has registered, by the annotations' names.
+    texts: BTreeMap<&'static str, String>,
+    accounts: Vec<(Dialect, Result<Account, Refusal>)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) reading: Reading,
+    nodes: HashMap<Arc<str>, KnownNode>,
+    numbers: u32,
+    pods: HashMap<PodName, KnownPod>,
+    /// The pods that count on a node.
+    on: HashMap<Arc<str>, BTreeSet<PodName>>,
+    pub(crate) waiting: Waiting,
+    /// While objects are told anew: those that were told.
+    told_nodes: Option<HashSet<Arc<str>>>,
+    told_pods: Option<HashSet<PodName>>,
+    has_nodes: bool,
+    has_pods: bool,
+    /// How often everything was to be told anew.
+    generation: u64,
+}
+
+impl Cluster {
+    pub(crate) fn new(reading: Reading) -> Self {
+        Self {
+            reading,
+            nodes: HashMap::new(),
+            numbers: 0,
+            pods: HashMap::new(),
+            on: HashMap::new(),
+            waiting: Waiting::default(),
+            told_nodes: None,
+            told_pods: None,
+            has_nodes: false,
+            has_pods: false,
+            generation: 0,
+        }
+    }
+
+    /// Whether it has heard of all nodes and pods once.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.has_nodes && self.has_pods
+    }
+
+    /// All pods and nodes have to be told anew before it is ready again: what others have bound may not be known.
+    pub(crate) fn is_behind(&mut self) -> u64 {
+        (self.has_nodes, self.has_pods) = (false, false);
+        self.generation += 1;
+        self.generation
+    }
+
+    pub(crate) fn nodes_are_told_anew(&mut self) {
+        self.told_nodes = Some(HashSet::new());
+    }
+
+    pub(crate) fn all_nodes_are_told(&mut self, generation: u64) {
+        if let Some(told) = self.told_nodes.take() {
+            self.nodes.retain(|name, _| told.contains(name));
+        }
+        self.has_nodes |= generation == self.generation;
+    }
+
+    pub(crate) fn pods_are_told_anew(&mut self) {
+        self.told_pods = Some(HashSet::new());
+    }
+
+    pub(crate) fn all_pods_are_told(&mut self, generation: u64) {
+        if let Some(told) = self.told_pods.take() {
+            // A pod that is being bound may be younger than the list.
+            let is_gone = |(name, pod): &(&PodName, &KnownPod)| {
+                pod.assumed.is_none() && !told.contains(*name)
+            };
+            let gone = self.pods.iter().filter(is_gone).map(|(name, _)| Arc::clone(name));
+            let gone: Vec<PodName> = gone.collect();
+            gone.iter().for_each(|name| self.remove(name));
+        }
+        self.has_pods |= generation == self.generation;
+    }
+
+    pub(crate) fn apply_node(&mut self, node: &Node) {
+        let Some(name) = node.metadata.name.as_deref() else { return };
+        let (name, known) = match self.nodes.get_key_value(name) {
+            Some((name, known)) => (Arc::clone(name), Some(known)),
+            None => (Arc::from(name), None),
+        };
+        if let Some(told) = &mut self.told_nodes {
+            told.insert(Arc::clone(&name));
+        }
+        let registers = self.reading.dialects.iter().filter_map(|one| one.annotations().register);
+        let annotations = node.metadata.annotations.as_ref();
+        let text = |name: &'static str| Some((name, annotations?.get(name)?.clone()));
+        let texts: BTreeMap<_, _> =
+            registers.chain([NODE_CONFIG, NODE_TOPOLOGY]).filter_map(text).collect();
+        // Most of what nodes tell is about other things.
+        if known.is_some_and(|known| known.texts == texts) {
+            return;
+        }
+        let account = |dialect: &Dialect| {
+            (*dialect, Account::of(*dialect, |name| texts.get(name).map(String::as_str)))
+        };
+        let accounts = self.reading.dialects.iter().map(account).collect();
+        let number = known.map_or(self.numbers, |known| known.number);
+        self.numbers = self.numbers.max(number.saturating_add(1));
+        self.nodes.insert(Arc::clone(&name), KnownNode { number, texts, accounts });
+        self.count(&name);
+        self.waiting.has_room(&name);
+    }
+
+    pub(crate) fn delete_node(&mut self, node: &Node) {
+        if let Some(name) = &node.metadata.name {
+            self.nodes.remove(name.as_str());
+        }
+    }
+
+    pub(crate) fn apply_pod(&mut self, pod: &Pod) {
+        let name = name_of(pod);
+        if let Some(told) = &mut self.told_pods {
+            told.insert(Arc::clone(&name));
+        }
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let node = node.map(|node| {
+            let known = self.nodes.get_key_value(node).map(|(name, _)| Arc::clone(name));
+            known.unwrap_or_else(|| node.into())
+        });
+        let asked = match node {
+            None if !has_ended(pod) => self.reading.asked(pod).ok().flatten(),
+            _ => None,
+        };
+        let holding = node.as_ref().and_then(|_| Holding::of(pod));
+        if asked.is_none() && holding.is_none() {
+            self.remove(&name);
+            return;
+        }
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let before = self.pods.remove(&name).filter(|before| {
+            // Another pod of the same name.
+            let is_same = before.uid == uid;
+            if !is_same {
+                self.waiting.forget(&name);
+            }
+            is_same
+        });
+        let was = before.as_ref().and_then(|pod| pod.counts());
+        let was = was.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
+        if node.is_some() {
+            self.waiting.forget(&name);
+        }
+        let assumed = before.and_then(|pod| pod.assumed).filter(|_| node.is_none());
+        let allocating_since = node.as_ref().and_then(|_| allocating_since(pod));
+        let known = KnownPod { uid, asked, node, holding, allocating_since, assumed };
+        self.pods.insert(Arc::clone(&name), known);
+        self.recount(&name, was);
+    }
+
+    pub(crate) fn delete_pod(&mut self, pod: &Pod) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let name = name_of(pod);
+        if self.pods.get(&name).is_some_and(|known| known.uid == uid) {
+            self.remove(&name);
+        }
+        self.waiting.forget(&name);
+    }
+
+    fn remove(&mut self, name: &PodName) {
+        let Some(pod) = self.pods.remove(name) else { return };
+        self.waiting.forget(name);
+        let was = pod.counts().map(|(node, holding)| (Arc::clone(node), holding.cloned()));
+        self.recount(name, was);
+    }
+
+    /// What a pod counts for has changed. `was`: where it did, and for how much.
+    fn recount(&mut self, name: &PodName, was: Option<(Arc<str>, Option<Holding>)>) {
+        let is = self.pods.get(name).and_then(KnownPod::counts);
+        let is = is.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
+        if is == was {
+            return;
+        }
+        if let Some((node, _)) = &was {
+            if let Some(pods) = self.on.get_mut(node) {
+                pods.remove(name);
+                if pods.is_empty() {
+                    self.on.remove(node);
+                }
+            }
+            self.count(node);
+            self.waiting.has_room(node);
+        }
+        if let Some((node, _)) = is {
+            self.on.entry(Arc::clone(&node)).or_default().insert(Arc::clone(name));
+            self.count(&node);
+        }
+    }
+
+    /// What a node has left beside its pods.
+    fn count(&mut self, node: &str) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        let pods = self.on.get(node).into_iter().flatten();
+        let holdings: Vec<&Holding> =
+            pods.filter_map(|name| self.pods.get(name)?.counts()?.1).collect();
+        for (_, account) in &mut known.accounts {
+            if let Ok(account) = account {
+                account.reset();
+                holdings.iter().for_each(|holding| account.take(holding));
+            }
+        }
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> Option<&KnownPod> {
+        self.pods.get(name)
+    }
+
+    pub(crate) fn number(&self, node: &str) -> Option<u32> {
+        self.nodes.get(node).map(|known| known.number)
+    }
+
+    /// The same for a pod that may be assumed there itself.
+    pub(crate) fn account_beside(
+        &self,
+        node: &str,
+        dialect: Dialect,
+        own: &str,
+    ) -> Option<Result<Cow<'_, Account>, &Refusal>> {
+        let account = self.account(node, dialect)?;
+        let others = self.on.get(node).filter(|pods| pods.contains(own));
+        Some(account.map(|account| match others {
+            None => Cow::Borrowed(account),
+            Some(pods) => {
+                let mut account = account.clone();
+                account.reset();
+                let others = pods.iter().filter(|name| &***name != own);
+                let holdings = others.filter_map(|name| self.pods.get(name)?.counts()?.1);
+                holdings.for_each(|holding| account.take(holding));
+                Cow::Owned(account)
+            }
+        }))
+    }
+
+    /// What a node has left for pods of a dialect. `None`: the node is not known.
+    pub(crate) fn account(
+        &self,
+        node: &str,
+        dialect: Dialect,
+    ) -> Option<Result<&Account, &Refusal>> {
+        let known = self.nodes.get(node)?;
+        let own = known.accounts.iter().find(|(of, _)| *of == dialect)?;
+        Some(own.1.as_ref())
+    }
+
+    /// A pod is being bound, and counts there from now on.
+    pub(crate) fn assume(
+        &mut self,
+        name: &PodName,
+        (uid, asked): (&str, &Arc<Asked>),
+        (node, holding): (&str, Holding),
+        now: Instant,
+    ) {
+        let was = self.pods.get(name).and_then(KnownPod::counts);
+        let was = was.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
+        let pod = self.pods.entry(Arc::clone(name)).or_insert_with(|| KnownPod {
+            uid: uid.to_owned(),
+            asked: Some(Arc::clone(asked)),
+            node: None,
+            holding: None,
+            allocating_since: None,
+            assumed: None,
+        });
+        let (until, stage) = (now + ASSUMED_FOR, Stage::Begun);
+        pod.assumed = Some(Assumed { node: node.into(), holding, until, stage });
+        self.waiting.forget(name);
+        self.recount(name, was);
+    }
+
+    /// A pod was not bound.
+    pub(crate) fn unassume(&mut self, name: &PodName) {
+        let Some(pod) = self.pods.get_mut(name) else { return };
+        let was = pod.counts().map(|(node, holding)| (Arc::clone(node), holding.cloned()));
+        pod.assumed = None;
+        self.recount(name, was);
+    }
+
+    /// A binding has no answer: it counts, and nobody waits for it.
+    pub(crate) fn is_unanswered(&mut self, name: &PodName) {
+        if let Some(assumed) = self.assumed(name) {
+            assumed.stage = Stage::Unanswered;
+        }
+    }
+
+    /// A binding has been made.
+    pub(crate) fn is_confirmed(&mut self, name: &PodName, now: Instant) {
+        if let Some(assumed) = self.assumed(name) {
+            (assumed.stage, assumed.until) = (Stage::Confirmed, now + CONFIRMED_FOR);
+        }
+    }
+
+    fn assumed(&mut self, name: &PodName) -> Option<&mut Assumed> {
+        self.pods.get_mut(name)?.assumed.as_mut()
+    }
+
+    /// Bindings without an answer do not count for ever.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        let is_over = |pod: &KnownPod| pod.assumed.as_ref().is_some_and(|one| one.until <= now);
+        let over: Vec<PodName> = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| is_over(pod))
+            .map(|(name, _)| Arc::clone(name))
+            .collect();
+        over.iter().for_each(|name| self.unassume(name));
+        self.waiting.expire(now);
+    }
+
+    /// Another pod on this node that does not have its GPUs yet. `now`: in seconds since 1970.
+    pub(crate) fn busy(&self, node: &str, but: &str, now: u64) -> Option<PodName> {
+        let is_busy = |name: &&PodName| {
+            let is_allocating = |pod: &KnownPod| {
+                let recent = |since: u64| now.saturating_sub(since) < STUCK_AFTER;
+                let is_being_bound =
+                    pod.assumed.as_ref().is_some_and(|one| one.stage != Stage::Unanswered);
+                is_being_bound || pod.allocating_since.is_some_and(recent)
+            };
+            ***name != *but && self.pods.get(*name).is_some_and(is_allocating)
+        };
+        self.on.get(node)?.iter().find(is_busy).cloned()
+    }
+}
+
+fn allocating_since(pod: &Pod) -> Option<u64> {
+    let since = |dialect: Dialect| {
+        let time = annotation(pod, dialect.annotations().time?);
+        time.filter(|_| is_allocating(pod, dialect))?.parse().ok()
+    };
+    Dialect::ALL.into_iter().filter_map(since).max()
+}

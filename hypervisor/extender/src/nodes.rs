@@ -1,0 +1,98 @@
+//! What kube-scheduler asks about nodes: which have room, and how well these suit. No I/O and no clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dialects::Policy;
+use k8s_openapi::api::core::v1::Pod;
+use placement::{Offer, Refusal};
+
+use crate::cluster::{Asked, Cluster, name_of};
+
+/// Why a node is left out.
+enum Why<'a> {
+    Unknown,
+    Refused(Refusal),
+    Unusable(&'a Refusal),
+}
+
+impl Cluster {
+    /// Which of these nodes have no room for a pod, and why. If none has, the pod is woken when one has.
+    pub(crate) fn refusals(
+        &mut self,
+        pod: &Pod,
+        names: &[&str],
+        now: Instant,
+    ) -> BTreeMap<String, String> {
+        let asked = match self.reading.asked(pod) {
+            Ok(None) => return BTreeMap::new(),
+            Ok(Some(asked)) => asked,
+            Err(why) => {
+                return names.iter().map(|name| ((*name).to_owned(), why.to_string())).collect();
+            }
+        };
+        let own = name_of(pod);
+        let dialect = asked.request.dialect;
+        let why = |node: &str| match self.account_beside(node, dialect, &own) {
+            None => Some(Why::Unknown),
+            Some(Err(refusal)) => Some(Why::Unusable(refusal)),
+            Some(Ok(account)) => account.place(&asked.request).err().map(Why::Refused),
+        };
+        let refused: Vec<(&str, Why<'_>)> =
+            names.iter().filter_map(|name| Some((*name, why(name)?))).collect();
+        let is_everywhere = refused.len() == names.len();
+        let nearest = if is_everywhere { self.nearest(&asked, &refused) } else { None };
+        let nearest = nearest.map(|(node, offer)| format!("; {offer} would fit on node {node}"));
+        let nearest = nearest.unwrap_or_default();
+        let said = |(node, why): (&str, Why<'_>)| {
+            let why = match why {
+                Why::Unknown => "the node is not known yet".to_owned(),
+                Why::Unusable(refusal) => refusal.to_string(),
+                Why::Refused(refusal) => format!("{refusal}{nearest}"),
+            };
+            (node.to_owned(), why)
+        };
+        let refused = refused.into_iter().map(said).collect();
+        if is_everywhere {
+            let nodes = names.iter().filter_map(|name| self.number(name)).collect();
+            self.waiting.refuse(own, (pod, asked), nodes, now);
+        } else {
+            self.waiting.forget(&own);
+        }
+        refused
+    }
+
+    /// The nearest request that fits a node, and which node.
+    fn nearest<'a>(
+        &self,
+        asked: &Arc<Asked>,
+        refused: &[(&'a str, Why<'_>)],
+    ) -> Option<(&'a str, Offer)> {
+        let mut least = u64::MAX;
+        let mut found = None;
+        for (node, why) in refused {
+            let Why::Refused(refusal) = why else { continue };
+            let account = self.account(node, asked.request.dialect);
+            let Some(Ok(account)) = account else { continue };
+            if let Some((loss, offer)) = account.nearest(&asked.request, refusal, least) {
+                (least, found) = (loss, Some((*node, offer)));
+            }
+        }
+        found
+    }
+
+    /// How well nodes suit a pod that has room on them: 0 to 10 each.
+    pub(crate) fn scores(&self, pod: &Pod, names: &[&str]) -> Vec<u64> {
+        // A pod that cannot be read has been left without a node.
+        let asked = self.reading.asked(pod).ok().flatten();
+        let is_any = |policy: Policy| Policy { device: None, ..policy } == Policy::default();
+        let asked = asked.filter(|asked| !is_any(asked.request.policy));
+        let score = |node: &&str| {
+            let request = &asked.as_ref()?.request;
+            let account = self.account(node, request.dialect)?.ok()?;
+            Some(account.score(request.policy, || account.connects(request)))
+        };
+        names.iter().map(|node| score(node).unwrap_or_default()).collect()
+    }
+}

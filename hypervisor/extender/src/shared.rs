@@ -1,0 +1,151 @@
+//! The cluster, shared by the watches and the calls.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api_server::CallError;
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+
+use crate::binder::ANSWERS_WITHIN;
+use crate::cluster::{Cluster, Reading};
+use crate::waiting::Wake;
+
+/// How often bindings without an answer are looked at.
+const EXPIRES_EVERY: Duration = Duration::from_secs(5);
+/// How long it is tried to tell that a pod has room. kube-scheduler tries each pod again after 5 minutes.
+const WAKES_WITHIN: Duration = Duration::from_secs(300);
+/// Says that a pod has room. Its value is a time.
+const ROOM: &str = "sluice.dev/room";
+
+#[derive(Clone)]
+pub(crate) struct Shared {
+    cluster: Arc<Mutex<Cluster>>,
+    /// Something has changed.
+    news: watch::Sender<()>,
+    anew: watch::Sender<u64>,
+    wakes: mpsc::UnboundedSender<Vec<Wake>>,
+}
+
+impl Shared {
+    /// A cluster of which nothing is known, and the pods to wake.
+    pub(crate) fn new(reading: Reading) -> (Self, mpsc::UnboundedReceiver<Vec<Wake>>) {
+        let (wakes, woken) = mpsc::unbounded_channel();
+        let cluster = Arc::new(Mutex::new(Cluster::new(reading)));
+        let (news, anew) = (watch::Sender::new(()), watch::Sender::new(0));
+        (Self { cluster, news, anew, wakes }, woken)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes it, and tells those who wait for that.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Cluster)) {
+        let mut cluster = self.lock();
+        change(&mut cluster);
+        let wake = cluster.wake();
+        drop(cluster);
+        self.news.send_replace(());
+        if !wake.is_empty() {
+            // In vain while the program ends.
+            _ = self.wakes.send(wake);
+        }
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    /// All nodes and pods are to be told anew.
+    pub(crate) fn start_anew(&self) {
+        let generation = self.lock().is_behind();
+        self.anew.send_replace(generation);
+    }
+
+    /// Keeps objects of a kind up to date. It does not end.
+    async fn keep<K>(
+        &self,
+        client: Client,
+        kind: &'static str,
+        apply: impl Fn(&mut Cluster, Event<K>, u64),
+    ) where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let mut anew = self.anew.subscribe();
+        loop {
+            let generation = *anew.borrow_and_update();
+            let all = watcher::Config::default();
+            let events = api_server::watched(Api::<K>::all(client.clone()), kind, all);
+            let told = events.for_each(|event| {
+                self.change(|cluster| apply(cluster, event, generation));
+                std::future::ready(())
+            });
+            tokio::select! {
+                biased;
+                _ = anew.changed() => {}
+                () = told => {}
+            }
+        }
+    }
+
+    pub(crate) async fn keep_nodes(&self, client: Client) {
+        let apply = |cluster: &mut Cluster, event: Event<Node>, generation| match event {
+            Event::Init => cluster.nodes_are_told_anew(),
+            Event::InitApply(node) | Event::Apply(node) => cluster.apply_node(&node),
+            Event::InitDone => cluster.all_nodes_are_told(generation),
+            Event::Delete(node) => cluster.delete_node(&node),
+        };
+        self.keep(client, "nodes", apply).await;
+    }
+
+    pub(crate) async fn keep_pods(&self, client: Client) {
+        let apply = |cluster: &mut Cluster, event: Event<Pod>, generation| match event {
+            Event::Init => cluster.pods_are_told_anew(),
+            Event::InitApply(pod) | Event::Apply(pod) => cluster.apply_pod(&pod),
+            Event::InitDone => cluster.all_pods_are_told(generation),
+            Event::Delete(pod) => cluster.delete_pod(&pod),
+        };
+        self.keep(client, "pods", apply).await;
+    }
+
+    /// Bindings without an answer do not count for ever. It does not end.
+    pub(crate) async fn keep_time(&self) {
+        loop {
+            tokio::time::sleep(EXPIRES_EVERY).await;
+            self.change(|cluster| cluster.expire(Instant::now()));
+        }
+    }
+}
+
+/// Wakes pods. It does not end.
+pub(crate) async fn wake(client: Client, mut woken: mpsc::UnboundedReceiver<Vec<Wake>>) {
+    while let Some(wakes) = woken.recv().await {
+        for wake in wakes {
+            tokio::spawn(wake_one(client.clone(), wake));
+        }
+    }
+}
+
+async fn wake_one(client: Client, Wake { name, uid }: Wake) {
+    let Some((namespace, pod)) = name.split_once('/') else { return };
+    let pods: Api<Pod> = Api::namespaced(client, &api_server::segment(namespace));
+    let now = Timestamp::now().to_string();
+    let patch = Patch::Merge(json!({"metadata": {"uid": uid, "annotations": {ROOM: now}}}));
+    let (pod, how) = (api_server::segment(pod), PatchParams::default());
+    let call = || pods.patch_metadata(&pod, &how, &patch);
+    let failed = |error: &CallError| tracing::warn!(pod = &*name, %error, "has room: not told yet");
+    match api_server::insisted(ANSWERS_WITHIN, WAKES_WITHIN, call, failed).await {
+        Ok(_) => tracing::info!(pod = &*name, "has room: kube-scheduler is told"),
+        // It has gone, or kube-scheduler finds it by itself after some minutes.
+        Err(error) => tracing::warn!(pod = &*name, %error, "has room: not told"),
+    }
+}

@@ -1,0 +1,116 @@
+//! Pods that were refused on every node, and which of them to wake when a GPU has room again. No I/O and no clock.
+//!
+//! kube-scheduler tries a refused pod again when its own watch tells of a change. If it calls before the extender's watch
+//! has told the same, the pod is refused once more, and nothing follows for minutes. So the extender changes an annotation
+//! of the pod as soon as there is room: an update of an unscheduled pod queues it again in every version.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use placement::{Account, Holding};
+
+use crate::cluster::{Asked, Cluster, PodName};
+
+/// kube-scheduler has tried each waiting pod again after this time: those that it has not have gone.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
+
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    pods: BTreeMap<PodName, Refused>,
+    /// Nodes that may have more room than before.
+    roomier: BTreeSet<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    uid: String,
+    asked: Arc<Asked>,
+    /// By their numbers, in order: kube-scheduler has nothing against these nodes.
+    nodes: Vec<u32>,
+    /// kube-scheduler's order: the higher priority first, then the older pod.
+    rank: (core::cmp::Reverse<i32>, String),
+    at: Instant,
+}
+
+/// A pod to wake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wake {
+    pub(crate) name: PodName,
+    pub(crate) uid: String,
+}
+
+impl Waiting {
+    /// A pod fits none of these nodes, which are named by their numbers.
+    pub(crate) fn refuse(
+        &mut self,
+        name: PodName,
+        (pod, asked): (&Pod, Arc<Asked>),
+        mut nodes: Vec<u32>,
+        at: Instant,
+    ) {
+        nodes.sort_unstable();
+        let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
+        let created = pod.metadata.creation_timestamp.as_ref();
+        // In one format, whose order is that of time.
+        let created = created.map(|time| time.0.to_string()).unwrap_or_default();
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let rank = (core::cmp::Reverse(priority), created);
+        self.pods.insert(name, Refused { uid, asked, nodes, rank, at });
+    }
+
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.pods.remove(name);
+    }
+
+    /// A node may have more room than before.
+    pub(crate) fn has_room(&mut self, node: &Arc<str>) {
+        if !self.pods.is_empty() {
+            self.roomier.insert(Arc::clone(node));
+        }
+    }
+
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.pods.retain(|_, pod| now.saturating_duration_since(pod.at) < FORGOTTEN_AFTER);
+    }
+}
+
+impl Cluster {
+    /// Those that have room now, all at once: each is refused again before it is told a second time.
+    pub(crate) fn wake(&mut self) -> Vec<Wake> {
+        let roomier = core::mem::take(&mut self.waiting.roomier);
+        if roomier.is_empty() || self.waiting.pods.is_empty() {
+            return Vec::new();
+        }
+        let mut order: Vec<&PodName> = self.waiting.pods.keys().collect();
+        order.sort_by_key(|name| &self.waiting.pods[*name].rank);
+        let mut left: BTreeMap<(&str, dialects::Dialect), Account> = BTreeMap::new();
+        let mut woken = Vec::new();
+        for name in order {
+            let Refused { uid, asked, nodes, .. } = &self.waiting.pods[name];
+            let request = &asked.request;
+            let is_possible = |node: &&Arc<str>| {
+                self.number(node).is_some_and(|number| nodes.binary_search(&number).is_ok())
+            };
+            for node in roomier.iter().filter(is_possible) {
+                let account = match left.get_mut(&(&**node, request.dialect)) {
+                    Some(account) => account,
+                    None => match self.account(node, request.dialect) {
+                        Some(Ok(account)) => {
+                            left.entry((node, request.dialect)).or_insert_with(|| account.clone())
+                        }
+                        _ => continue,
+                    },
+                };
+                if let Ok(claims) = account.place(request) {
+                    account.take(&Holding::claimed(request, &claims, account.factor()));
+                    woken.push(Wake { name: Arc::clone(name), uid: uid.clone() });
+                    break;
+                }
+            }
+        }
+        woken.iter().for_each(|wake| self.waiting.forget(&wake.name));
+        woken
+    }
+}
