@@ -204,8 +204,8 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, /scheduler/prioritize and /scheduler/bind
-    /// to place pods on single GPUs
+    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, prioritize, preempt and bind to place pods
+    /// on single GPUs
     Scheduler {
         /// Address to listen on; only loopback addresses are accepted, because every caller can bind pods
         #[arg(long, value_name = "ADDRESS:PORT", default_value = extender::LISTEN)]

@@ -68,6 +68,7 @@ impl Reading {
 #[derive(Debug)]
 pub(crate) struct KnownPod {
     pub(crate) uid: String,
+    pub(crate) priority: i32,
     /// `None`: it is on a node.
     pub(crate) asked: Option<Arc<Asked>>,
     /// Where it is, by the watch.
@@ -101,6 +102,10 @@ impl KnownPod {
     pub(crate) fn node(&self) -> Option<&str> {
         let confirmed = self.assumed.as_ref().filter(|one| one.stage == Stage::Confirmed);
         self.node.as_deref().or(confirmed.map(|one| &*one.node))
+    }
+
+    pub(crate) fn holding(&self) -> Option<&Holding> {
+        self.counts()?.1
     }
 
     /// Where it counts, and for how much.
@@ -264,7 +269,8 @@ impl Cluster {
         }
         let assumed = before.and_then(|pod| pod.assumed).filter(|_| node.is_none());
         let allocating_since = node.as_ref().and_then(|_| allocating_since(pod));
-        let known = KnownPod { uid, asked, node, holding, allocating_since, assumed };
+        let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
+        let known = KnownPod { uid, priority, asked, node, holding, allocating_since, assumed };
         self.pods.insert(Arc::clone(&name), known);
         self.recount(&name, was);
     }
@@ -352,6 +358,12 @@ impl Cluster {
         }))
     }
 
+    /// The pods that count on a node.
+    pub(crate) fn holders(&self, node: &str) -> impl Iterator<Item = (&PodName, &KnownPod)> {
+        let pods = self.on.get(node).into_iter().flatten();
+        pods.filter_map(|name| self.pods.get_key_value(name))
+    }
+
     /// What a node has left for pods of a dialect. `None`: the node is not known.
     pub(crate) fn account(
         &self,
@@ -375,6 +387,8 @@ impl Cluster {
         let was = was.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
         let pod = self.pods.entry(Arc::clone(name)).or_insert_with(|| KnownPod {
             uid: uid.to_owned(),
+            // The watch tells it before anybody asks.
+            priority: i32::MAX,
             asked: Some(Arc::clone(asked)),
             node: None,
             holding: None,

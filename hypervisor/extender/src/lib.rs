@@ -1,7 +1,7 @@
 //! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes and not their single GPUs.
 //!
 //! `filter` leaves the nodes where GPUs have room, by what nodes have registered and pods have claimed (`placement`), and
-//! `prioritize` ranks them by the pod's policy. `bind` chooses the GPUs and writes them with the node's name in one step.
+//! `prioritize` ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of pods that have to end. `bind` chooses the GPUs and writes them with the node's name in one step.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod cluster;
 mod lease;
 mod nodes;
 mod shared;
+mod victims;
 mod waiting;
 mod wire;
 
@@ -34,7 +35,10 @@ use self::cluster::Reading;
 use self::lease::Leadership;
 pub use self::lease::{LeaseName, LeaseNameError};
 use self::shared::Shared;
-use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult, HostPriority, name_of};
+use self::wire::{
+    BindArguments, BindResult, FilterArguments, FilterResult, HostPriority, PreemptionArguments,
+    PreemptionResult, name_of,
+};
 
 /// Where VGPU-Manager's extender listens, for its schedulers' configuration.
 pub const LISTEN: &str = "127.0.0.1:3456";
@@ -149,6 +153,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     let routes = Route::new()
         .at("/scheduler/filter", post(filter))
         .at("/scheduler/prioritize", post(prioritize))
+        .at("/scheduler/preempt", post(preempt))
         .at("/scheduler/bind", post(bind))
         .at("/healthz", get(healthy))
         .at("/readyz", get(ready))
@@ -253,6 +258,16 @@ async fn prioritize(
     extender: Data<&Extender>,
 ) -> AnswerKept<Vec<HostPriority>, OwnedSemaphorePermit> {
     AnswerKept(extender.prioritize(&wanted), place)
+}
+
+#[handler]
+async fn preempt(
+    Call(wanted, place): Call<PreemptionArguments>,
+    extender: Data<&Extender>,
+) -> AnswerKept<PreemptionResult, OwnedSemaphorePermit> {
+    let (pod, proposed) = wanted.proposed();
+    let node_name_to_meta_victims = extender.cluster.lock().preempt(&pod, proposed);
+    AnswerKept(PreemptionResult { node_name_to_meta_victims }, place)
 }
 
 #[handler]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// Which of these nodes has room, or how well do they suit?
@@ -68,6 +68,68 @@ pub(crate) struct FilterResult {
 pub(crate) struct HostPriority {
     pub(crate) host: String,
     pub(crate) score: u64,
+}
+
+/// Is it enough if these pods end?
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct PreemptionArguments {
+    pub(crate) pod: Pod,
+    /// In full, where the scheduler takes the extender for one without memory.
+    #[serde(default)]
+    pub(crate) node_name_to_victims: Option<BTreeMap<String, Victims>>,
+    /// By UID, where `nodeCacheCapable` is set.
+    #[serde(default)]
+    pub(crate) node_name_to_meta_victims: Option<BTreeMap<String, MetaVictims>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Victims {
+    #[serde(default)]
+    pods: Option<Vec<Pod>>,
+    #[serde(rename = "NumPDBViolations", default)]
+    pub(crate) violations: i64,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct MetaVictims {
+    #[serde(default, deserialize_with = "or_none")]
+    pub(crate) pods: Vec<MetaPod>,
+    #[serde(rename = "NumPDBViolations", default)]
+    pub(crate) violations: i64,
+}
+
+#[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct MetaPod {
+    #[serde(rename = "UID")]
+    pub(crate) uid: String,
+}
+
+/// Go writes an empty list as null.
+fn or_none<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<MetaPod>, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
+impl PreemptionArguments {
+    pub(crate) fn proposed(self) -> (Pod, BTreeMap<String, MetaVictims>) {
+        let uid = |pod: Pod| MetaPod { uid: pod.metadata.uid.unwrap_or_default() };
+        let by_uid = |Victims { pods, violations }| MetaVictims {
+            pods: pods.into_iter().flatten().map(uid).collect(),
+            violations,
+        };
+        let in_full = self.node_name_to_victims.into_iter().flatten();
+        let in_full = in_full.map(|(node, victims)| (node, by_uid(victims)));
+        let proposed = in_full.chain(self.node_name_to_meta_victims.into_iter().flatten());
+        (self.pod, proposed.collect())
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct PreemptionResult {
+    pub(crate) node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
 }
 
 /// Put this pod there.

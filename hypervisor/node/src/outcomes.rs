@@ -123,7 +123,8 @@ impl Outcome {
                 continue;
             };
             if let Some(claims) = claims_elsewhere(pod, dialect, real, factor) {
-                let text = pods::claims_text(claims, pod, dialect, factor);
+                let text =
+                    pods::claims_text(claims, &pods::slots(pod, dialect), dialect, factor);
                 word.metadata["annotations"][pods::lasting(dialect)] = text.into();
             }
             if waits || self.mended && has_failed(pod, dialect) {

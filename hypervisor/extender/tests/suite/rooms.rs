@@ -139,3 +139,36 @@ async fn nodes_are_ranked_by_the_pods_policy() {
     assert!(failed["roomy"].as_str().unwrap().ends_with("binpack, spread and none are accepted"));
     extender.stop().await;
 }
+
+/// kube-scheduler needs one victim by its count of places, and the pod more by memory.
+#[tokio::test]
+async fn as_many_pods_are_preempted_as_the_pod_needs() {
+    let (_folder, server, extender) = cluster().await;
+    for (name, mib, priority) in [("a", 1000, 1), ("b", 2000, 2), ("c", 3000, 3), ("d", 2000, 9)] {
+        let mut holds = full(name);
+        holds["spec"]["priority"] = priority.into();
+        holds["metadata"]["annotations"] =
+            json!({"nvidia.com/pre-allocated": format!("main[0_{GPU}_20_{mib}]")});
+        server.objects.change(holds);
+    }
+    let uid = |name: &str| json!({"UID": format!("uid-of-{name}")});
+    let preempt = async |mib: u64, proposed: Value| {
+        let mut high = pod("high", mib);
+        high["spec"]["priority"] = 5.into();
+        let victims = json!({"Pods": proposed, "NumPDBViolations": 0});
+        let wanted = json!({"Pod": high, "NodeNameToMetaVictims": {"roomy": victims}});
+        let answer = extender.post("/scheduler/preempt", &wanted).await;
+        answer["NodeNameToMetaVictims"]["roomy"]["Pods"].clone()
+    };
+    let start = Instant::now();
+    // One of them comes first.
+    while !preempt(6001, json!([uid("a")])).await.is_null() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert_eq!(preempt(1000, json!([uid("a")])).await, json!([uid("a")]));
+    // The lowest first, and none that need not end.
+    assert_eq!(preempt(3000, json!([uid("a")])).await, json!([uid("a"), uid("b")]));
+    assert_eq!(preempt(3000, Value::Null).await, json!([uid("a"), uid("b")]));
+    assert_eq!(preempt(6000, json!([uid("a")])).await, json!([uid("a"), uid("b"), uid("c")]));
+    extender.stop().await;
+}

@@ -1,0 +1,74 @@
+//! Which pods have to end so that one of higher priority fits. No I/O and no clock.
+//!
+//! kube-scheduler proposes victims by its own count, of a node's places. By what single GPUs have left, they may not be
+//! enough.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use placement::Holding;
+
+use crate::cluster::{Cluster, name_of};
+use crate::wire::{MetaPod, MetaVictims};
+
+impl Cluster {
+    /// The nodes on which the pod fits once these victims have ended, with more of them where that takes more.
+    pub(crate) fn preempt(
+        &self,
+        pod: &Pod,
+        proposed: BTreeMap<String, MetaVictims>,
+    ) -> BTreeMap<String, MetaVictims> {
+        let enough = |(node, victims): (String, MetaVictims)| {
+            let uids = victims.pods.into_iter().map(|pod| pod.uid).collect();
+            let pods = self.victims(pod, &node, uids)?.into_iter();
+            let pods = pods.map(|uid| MetaPod { uid }).collect();
+            Some((node, MetaVictims { pods, ..victims }))
+        };
+        proposed.into_iter().filter_map(enough).collect()
+    }
+
+    /// `None`: whoever ends, the pod does not fit.
+    fn victims(
+        &self,
+        pod: &Pod,
+        node: &str,
+        mut victims: BTreeSet<String>,
+    ) -> Option<BTreeSet<String>> {
+        // A pod without GPUs is kube-scheduler's own.
+        let Some(asked) = self.reading.asked(pod).ok()? else { return Some(victims) };
+        let own = name_of(pod);
+        let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
+        let account = self.account(node, asked.request.dialect)?.ok()?;
+        let others = self.holders(node).filter(|(name, _)| **name != own);
+        let others: Vec<(&str, i32, &Holding)> = others
+            .filter_map(|(_, pod)| Some((pod.uid.as_str(), pod.priority, pod.holding()?)))
+            .collect();
+        let fits = |victims: &BTreeSet<String>| {
+            let mut account = account.clone();
+            account.reset();
+            let stay = others.iter().filter(|(uid, ..)| !victims.contains(*uid));
+            stay.for_each(|(.., holding)| account.take(holding));
+            account.place(&asked.request).is_ok()
+        };
+        let mut more: Vec<(i32, &str)> = others
+            .iter()
+            .filter(|(uid, of, _)| *of < priority && !victims.contains(*uid))
+            .map(|(uid, of, _)| (*of, *uid))
+            .collect();
+        more.sort_unstable();
+        let mut added = Vec::new();
+        while !fits(&victims) {
+            let (_, uid) = *more.get(added.len())?;
+            victims.insert(uid.to_owned());
+            added.push(uid);
+        }
+        // Those that need not end, the ones of the highest priority first.
+        for uid in added.into_iter().rev() {
+            victims.remove(uid);
+            if !fits(&victims) {
+                victims.insert(uid.to_owned());
+            }
+        }
+        Some(victims)
+    }
+}
