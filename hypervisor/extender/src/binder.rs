@@ -163,10 +163,12 @@ impl Binder {
                 tracing::info!(pod = &**name, node = wanted.node, claims, "bound");
             }
             Err(error) => {
-                self.cluster.change(|cluster| match error.is_final() {
-                    true => cluster.unassume(name),
-                    // It may still be made.
-                    false => cluster.is_unanswered(name),
+                // It may still be made, or an earlier one has been.
+                let is_open = !error.is_final()
+                    || matches!(&error, CallError::Failed(error) if is_conflict(error));
+                self.cluster.change(|cluster| match is_open {
+                    true => cluster.is_unanswered(name),
+                    false => cluster.unassume(name),
                 });
                 return Err(error.into());
             }

@@ -37,7 +37,7 @@ impl Cluster {
         let why = |node: &str| match self.account_beside(node, dialect, &own) {
             None => Some(Why::Unknown),
             Some(Err(refusal)) => Some(Why::Unusable(refusal)),
-            Some(Ok(account)) => account.place(&asked.request).err().map(Why::Refused),
+            Some(Ok(account)) => account.fits(&asked.request).err().map(Why::Refused),
         };
         let refused: Vec<(&str, Why<'_>)> =
             names.iter().filter_map(|name| Some((*name, why(name)?))).collect();

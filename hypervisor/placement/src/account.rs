@@ -72,7 +72,15 @@ impl Gpu {
             device;
         let total = Amount { places, cores, memory_mib };
         let product = product.into_boxed_str();
-        Self { index, id: gpu, product, numa: hardware.numa, healthy, total, left: total }
+        Self {
+            index,
+            id: gpu,
+            product,
+            numa: hardware.numa.unwrap_or_default(),
+            healthy,
+            total,
+            left: total,
+        }
     }
 
     /// Why it has no room for a share, where so much is left of it, and how much that is.

@@ -10,7 +10,7 @@ use dialects::claims::ContainerClaims;
 use dialects::policy::{Connection, Order, Topology};
 use dialects::{PodClaims, Share};
 
-use crate::account::{Account, Amount};
+use crate::account::{Account, Amount, Gpu};
 use crate::nearest::Offer;
 use crate::refusal::Refusal;
 use crate::request::{ContainerRequest, Request, Stage};
@@ -43,13 +43,34 @@ impl Account {
         Ok(PodClaims(named.map(one).collect()))
     }
 
+    /// Whether [`Self::place`] finds room.
+    ///
+    /// # Errors
+    /// Those of [`Self::place`].
+    pub fn fits(&self, request: &Request) -> Result<(), Refusal> {
+        if let [one] = &request.containers[..]
+            && request.policy.topology.is_none()
+        {
+            let has_room = |gpu: &&Gpu| {
+                let share = gpu.share(&one.need, self.factor);
+                share.is_ok_and(|share| gpu.lacks(&request.choice, gpu.left, share).is_none())
+            };
+            let wanted = usize::try_from(one.need.places).unwrap_or(usize::MAX);
+            // Of most nodes nothing else is asked.
+            if self.gpus.iter().filter(has_room).take(wanted).count() == wanted {
+                return Ok(());
+            }
+        }
+        self.place(request).map(drop)
+    }
+
     /// Whether there is also room where the GPUs of each container are connected as the pod would like.
     #[must_use]
     pub fn connects(&self, request: &Request) -> bool {
         let mut strict = request.clone();
         let topology = strict.policy.topology;
         strict.policy.topology = topology.map(|one| Topology { strict: true, ..one });
-        self.place(&strict).is_ok()
+        self.fits(&strict).is_ok()
     }
 }
 

@@ -8,7 +8,6 @@ use limits::{GpuId, Priority};
 use serde_json::json;
 
 use super::*;
-use crate::account::Gpu;
 
 /// Steele's splitmix64.
 struct Random(u64);
@@ -43,7 +42,7 @@ fn account(random: &mut Random) -> Account {
                 cores: 100,
                 memory_mib: random.of(&[0, 1000, 1000, 2000]),
                 places: 3,
-                hardware: Hardware { numa, ..Hardware::default() },
+                hardware: Hardware { numa: Some(numa), ..Hardware::default() },
                 healthy: !random.one_in(12),
             });
             let taken = Amount {
@@ -222,6 +221,7 @@ fn each_of_10_000_cases_is_placed_as_brute_force_places_it() {
         let mut random = Random(seed);
         let (account, request) = (account(&mut random), request(&mut random));
         let best = Brute { account: &account, request: &request }.best();
+        assert_eq!(account.fits(&request).is_ok(), best.is_some(), "seed {seed}");
         match account.place(&request) {
             Ok(claims) => {
                 let position = |claim: &dialects::Claim| usize::try_from(claim.index).unwrap();
