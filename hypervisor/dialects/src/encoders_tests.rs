@@ -112,7 +112,10 @@ fn each_encoders_claims_are_of_the_containers_that_it_means() {
                 assert_eq!(of(format!("i{at}")), gpus(true, at, asked), "{index} {text}");
             }
             if matches!(index, 0 | 2) {
-                assert_eq!(claims_text(read, &slots(&pod, dialect), dialect, NonZeroU32::MIN), text);
+                assert_eq!(
+                    claims_text(read, &slots(&pod, dialect), dialect, NonZeroU32::MIN),
+                    text
+                );
             }
         }
     }
@@ -152,7 +155,10 @@ fn a_unit_of_memory_is_as_large_as_each_encoder_means() {
             let claim = Claim { index: 0, gpu, cores: 20, memory_mib: claimed };
             assert_eq!(read.of("c0").unwrap(), [claim], "{factor}");
             let text = annotation(&pod, lasting(dialect)).unwrap().trim_end_matches(';');
-            assert_eq!(claims_text(read, &slots(&pod, dialect), dialect, factor).trim_end_matches(';'), text);
+            assert_eq!(
+                claims_text(read, &slots(&pod, dialect), dialect, factor).trim_end_matches(';'),
+                text
+            );
             let device = crate::Registered {
                 index: 0,
                 gpu,

@@ -32,12 +32,14 @@ pub struct Registered {
 /// What schedulers may go by beside what a GPU has left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// The machine's memory node that is near. 0 also where the driver does not tell, as in the originals.
-    pub numa: u32,
+    /// The machine's memory node that is near. `None`: the driver does not tell, which is written as 0, as in the originals.
+    pub numa: Option<u32>,
     /// Its address on the PCI bus: `0000:01:00.0`. Empty: not known.
     pub bus_id: String,
     /// Its compute capability: major and minor. Zeros: not known.
     pub capability: (u32, u32),
+    /// Its links to other GPUs, of kinds as in [`Links`](crate::Links). A registration's text has none.
+    pub links: Vec<(GpuId, u32)>,
 }
 
 /// Why a text says nothing.
@@ -220,18 +222,18 @@ pub fn write(
         }
         Dialect::Hami => devices.iter().map(|device| {
             let Registered { index, gpu, product, cores, memory_mib, places, hardware, healthy } = device;
-            let (product, numa) = (plain(product), hardware.numa);
+            let (product, numa) = (plain(product), signed(hardware.numa));
             format!("{gpu},{places},{memory_mib},{cores},{MAKER}{product},{numa},{healthy},{index},{MODE}:")
         }).collect(),
     })
 }
 
-fn signed(numa: u32) -> i32 {
-    i32::try_from(numa).unwrap_or_default()
+fn signed(numa: Option<u32>) -> i32 {
+    i32::try_from(numa.unwrap_or_default()).unwrap_or_default()
 }
 
-fn unsigned(numa: i32) -> u32 {
-    u32::try_from(numa).unwrap_or_default()
+fn unsigned(numa: i32) -> Option<u32> {
+    u32::try_from(numa).ok()
 }
 
 /// As VGPU-Manager has a capability: 8.6.
@@ -290,6 +292,7 @@ pub fn read(
                         numa: unsigned(device.numa),
                         bus_id: device.bus_id,
                         capability: capability(device.capability),
+                        links: Vec::new(),
                     },
                     healthy: device.healthy,
                 })
@@ -387,7 +390,7 @@ mod tests {
             cores: 100,
             memory_mib,
             places: 10,
-            hardware: Hardware::default(),
+            hardware: Hardware { numa: Some(0), ..Hardware::default() },
             healthy: true,
         }
     }
@@ -414,7 +417,7 @@ mod tests {
         let json = format!(
             r#"[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"NVIDIA-Tesla V100-PCIE-32GB","numa":1,"mode":"hami-core","health":true}}]"#
         );
-        let hardware = Hardware { numa: 1, ..Hardware::default() };
+        let hardware = Hardware { numa: Some(1), ..Hardware::default() };
         let numa = Registered { hardware, ..two[0].clone() };
         assert_eq!(
             read(Dialect::Hami, &json, NonZeroU32::MIN).unwrap(),
@@ -461,7 +464,8 @@ mod tests {
         let text = format!(
             r#"[{{"id":0,"type":"NVIDIA GeForce GTX 1050 Ti","uuid":"{gpu}","core":100,"memory":8192,"number":10,"numa":0,"mig":false,"busId":"0000:01:00.0","capability":6.1,"healthy":true}}]"#
         );
-        let hardware = Hardware { numa: 0, bus_id: "0000:01:00.0".to_owned(), capability: (6, 1) };
+        let bus_id = "0000:01:00.0".to_owned();
+        let hardware = Hardware { numa: Some(0), bus_id, capability: (6, 1), links: Vec::new() };
         let one = Registered { hardware, ..device(0, gpu, "NVIDIA GeForce GTX 1050 Ti", 8192) };
         let written = write(
             Dialect::VgpuManager,
@@ -477,7 +481,7 @@ mod tests {
         // Go writes a whole number without its point, and some versions do not know the node.
         let whole = text.replace("6.1", "9").replace(r#""numa":0"#, r#""numa":-1"#);
         let found = read(Dialect::VgpuManager, &whole, NonZeroU32::MIN).unwrap();
-        assert_eq!((found[0].hardware.capability, found[0].hardware.numa), ((9, 0), 0));
+        assert_eq!((found[0].hardware.capability, found[0].hardware.numa), ((9, 0), None));
         let parts = text.replace("\"mig\":false", "\"mig\":true");
         assert_eq!(read(Dialect::VgpuManager, &parts, NonZeroU32::MIN).unwrap(), []);
         let config = NodeConfig {
@@ -510,7 +514,7 @@ mod tests {
             memory_mib: u64, places in 1_u64..512, numa in 0_u32..8, bus in 0_u8..255, major in 1_u32..20, minor in 0_u32..10,
             healthy: bool,
         ) -> Registered {
-            let hardware = Hardware { numa, bus_id: format!("0000:{bus:02x}:00.0"), capability: (major, minor) };
+            let hardware = Hardware { numa: Some(numa), bus_id: format!("0000:{bus:02x}:00.0"), capability: (major, minor), links: Vec::new() };
             Registered { index: 0, gpu: GpuId::from_bytes(bytes), product, cores, memory_mib, places, hardware, healthy }
         }
     }

@@ -10,7 +10,7 @@ use crate::registers::RegisterError;
 pub const NODE_TOPOLOGY: &str = "nvidia.com/node-device-topology";
 
 /// The first kind of link that is NVLink: one of them. The next kinds are two of them, three, and so on.
-const ONE_NVLINK: u32 = 7;
+pub const ONE_NVLINK: u32 = 7;
 /// The last one.
 const MOST_NVLINKS: u32 = 24;
 

@@ -132,7 +132,12 @@ mod tests {
         memory_mib: Some(8192),
         healthy: true,
         product: String::new(),
-        hardware: Hardware { numa: 0, bus_id: String::new(), capability: (0, 0) },
+        hardware: Hardware {
+            numa: None,
+            bus_id: String::new(),
+            capability: (0, 0),
+            links: Vec::new(),
+        },
     };
 
     fn pool(scaling: Scaling) -> Pool {

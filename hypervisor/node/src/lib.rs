@@ -159,7 +159,8 @@ pub async fn serve(
         .map_err(NodeError::Threads)?;
     let pool_of = |gpus| {
         let pool = Pool::new(gpus, options.split, options.memory_factor);
-        pool.scaled(options.scaling).informed(Arc::clone(&info))
+        let pool = pool.scaled(options.scaling).informed(Arc::clone(&info));
+        pool.connected(options.gates.is_open(Gate::GpuTopology))
     };
     let mut end = std::pin::pin!(end);
     let first = tokio::select! {

@@ -123,16 +123,19 @@ impl Outcome {
                 continue;
             };
             if let Some(claims) = claims_elsewhere(pod, dialect, real, factor) {
-                let text =
-                    pods::claims_text(claims, &pods::slots(pod, dialect), dialect, factor);
+                let text = pods::claims_text(claims, &pods::slots(pod, dialect), dialect, factor);
                 word.metadata["annotations"][pods::lasting(dialect)] = text.into();
             }
             if waits || self.mended && has_failed(pod, dialect) {
                 set_phase(&mut word.metadata, phase, phase.succeeded);
             }
             if waits && *own != Dialect::VgpuManager {
-                let nothing =
-                    pods::claims_text(PodClaims::default(), &pods::slots(pod, dialect), dialect, factor);
+                let nothing = pods::claims_text(
+                    PodClaims::default(),
+                    &pods::slots(pod, dialect),
+                    dialect,
+                    factor,
+                );
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
             // An earlier run may have ended before it gave the lock back.
@@ -141,7 +144,8 @@ impl Outcome {
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
             && let Some(name) = dialect.annotations().real
         {
-            let text = pods::claims_text(real.clone(), &pods::slots(pod, *dialect), *dialect, factor);
+            let text =
+                pods::claims_text(real.clone(), &pods::slots(pod, *dialect), *dialect, factor);
             if pods::annotation(pod, name) != Some(&text) {
                 word.metadata["annotations"][name] = text.into();
             }

@@ -30,8 +30,8 @@ use crate::proto::device_plugin_server::DevicePlugin;
 use crate::proto::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
-    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+    ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
 use dialects::Resource;
@@ -117,15 +117,16 @@ impl Offer {
         let hidden = hidden.get(self.resource.name);
         let is_hidden = |id: &UnitId| hidden.is_some_and(|ids| ids.binary_search(id).is_ok());
         // There are tens of thousands, of few GPUs.
-        let mut written: Option<(GpuId, String)> = None;
+        let mut written: Option<(GpuId, String, Option<TopologyInfo>)> = None;
+        let near = |node: u32| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] };
         let device = |(id, healthy): (UnitId, bool)| {
-            let (_, gpu) = match &mut written {
+            let (_, gpu, topology) = match &mut written {
                 Some(known) if known.0 == id.gpu => known,
-                other => other.insert((id.gpu, id.gpu.to_string())),
+                other => other.insert((id.gpu, id.gpu.to_string(), pool.numa(id.gpu).map(near))),
             };
             let is_there = healthy && !is_hidden(&id);
             let health = if is_there { HEALTHY } else { UNHEALTHY }.to_owned();
-            Device { id: id.written(gpu), health, topology: None }
+            Device { id: id.written(gpu), health, topology: topology.clone() }
         };
         ListAndWatchResponse { devices: pool.ids(self.resource.counts).map(device).collect() }
     }

@@ -15,7 +15,7 @@ use dialects::vgpu_rs::GpuInfo;
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
-use dialects::{CORES, Claim, Counts, Resource, Share};
+use dialects::{CORES, Claim, Counts, Links, Resource, Share};
 
 /// How long a message the kubelet takes.
 const MOST_MESSAGE: u64 = 4 << 20;
@@ -216,6 +216,7 @@ pub struct Pool {
     memory_factor: NonZeroU32,
     scaling: Scaling,
     info: Arc<GpuInfo>,
+    tells_topology: bool,
 }
 
 /// How often what a GPU has may be promised, in hundredths.
@@ -236,7 +237,38 @@ impl Pool {
     /// These GPUs, in the node's order, each for so many containers, with memory in units of so many MiB.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
-        Self { gpus, split, memory_factor, scaling: Scaling::ONCE, info: Arc::default() }
+        let (scaling, info) = (Scaling::ONCE, Arc::default());
+        Self { gpus, split, memory_factor, scaling, info, tells_topology: false }
+    }
+
+    /// The same, and whether kubelets and schedulers are told what connects the GPUs.
+    #[must_use]
+    pub fn connected(self, tells_topology: bool) -> Self {
+        Self { tells_topology, ..self }
+    }
+
+    /// The NUMA node that is near to a GPU, if kubelets are told.
+    pub(crate) fn numa(&self, id: GpuId) -> Option<u32> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.id == id).filter(|_| self.tells_topology)?;
+        gpu.hardware.numa
+    }
+
+    /// What links the GPUs, if schedulers are told.
+    pub(crate) fn links(&self) -> Option<Links> {
+        if !self.tells_topology {
+            return None;
+        }
+        let place = |id| (0..).zip(&self.gpus).find(|(_, gpu)| gpu.id == id).map(|(at, _)| at);
+        let mut links = Links::default();
+        for (from, gpu) in (0_u32..).zip(&self.gpus) {
+            for (to, kind) in &gpu.hardware.links {
+                // Each link is seen from both of its ends.
+                if let Some(to) = place(*to).filter(|to| from < *to) {
+                    links.add((from, to), *kind);
+                }
+            }
+        }
+        Some(links)
     }
 
     /// The same, with what GPUs can do.

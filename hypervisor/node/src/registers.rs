@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dialects::registers::{self, HamiForm, NodeConfig};
 use dialects::table::NODE_CONFIG;
+use dialects::topology::NODE_TOPOLOGY;
 use dialects::{Dialect, Registered};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -84,6 +85,9 @@ fn wanted(
     }
     if !all.is_empty() {
         all.push((NODE_CONFIG, registers::write_config(&config)?));
+        if let Some(links) = pool.links() {
+            all.push((NODE_TOPOLOGY, links.write()?));
+        }
     }
     Ok(all)
 }

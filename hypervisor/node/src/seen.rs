@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use dialects::registers::Hardware;
+use dialects::topology::ONE_NVLINK;
 use limits::GpuId;
-use observer::{Blind, DeviceView, Model};
+use observer::{Blind, DeviceView, Link, Model};
 
 use crate::pool::Gpu;
 
@@ -62,9 +63,23 @@ fn offered(device: &DeviceView) -> Gpu {
 
 fn hardware(read: &observer::Hardware) -> Hardware {
     Hardware {
-        numa: read.numa.as_ref().copied().unwrap_or_default(),
+        numa: read.numa.as_ref().copied().ok(),
         bus_id: read.pci.as_deref().map(bus_id).unwrap_or_default(),
         capability: read.capability.as_ref().copied().unwrap_or_default(),
+        links: read.links.iter().map(|(to, link)| (*to, kind(*link))).collect(),
+    }
+}
+
+/// As VGPU-Manager counts kinds of links.
+fn kind(link: Link) -> u32 {
+    match link {
+        Link::System => 1,
+        Link::Node => 2,
+        Link::HostBridge => 3,
+        Link::Switches => 4,
+        Link::Switch => 5,
+        Link::Board => 6,
+        Link::NvLinks(links) => ONE_NVLINK + links.saturating_sub(1),
     }
 }
 
@@ -111,11 +126,13 @@ mod tests {
     #[test]
     fn what_the_driver_does_not_tell_is_as_the_originals_write_it() {
         let why = || Unread::NotSupported;
+        let other = limits::GpuId::from_bytes([7; 16]);
         let none = observer::Hardware {
             pci: Err(why()),
             numa: Err(why()),
             capability: Err(why()),
             mig: Err(why()),
+            links: Vec::new(),
         };
         assert_eq!(hardware(&none), Hardware::default());
         let all = observer::Hardware {
@@ -123,8 +140,14 @@ mod tests {
             numa: Ok(1),
             capability: Ok((9, 0)),
             mig: Ok(false),
+            links: vec![(other, Link::Node), (other, Link::NvLinks(18))],
         };
-        let wanted = Hardware { numa: 1, bus_id: "0000:c1:00.0".to_owned(), capability: (9, 0) };
+        let wanted = Hardware {
+            numa: Some(1),
+            bus_id: "0000:c1:00.0".to_owned(),
+            capability: (9, 0),
+            links: vec![(other, 2), (other, 24)],
+        };
         assert_eq!(hardware(&all), wanted);
     }
 }

@@ -19,8 +19,8 @@ pub use health::{Ailment, Health};
 pub use model::{Change, DeviceView, Model, View};
 pub use nvml::NvmlSource;
 pub use reading::{
-    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Memory, Reading, ThrottleReason,
-    Unread, Utilization,
+    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Link, Memory, Reading,
+    ThrottleReason, Unread, Utilization,
 };
 pub use source::{Blind, Seen, Source, Watch};
 pub use unknown::UnknownProcess;

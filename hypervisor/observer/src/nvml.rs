@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use limits::GpuId;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, TemperatureSensor, TopologyLevel,
+};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -18,8 +20,8 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::reading::{
-    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Memory, Reading, ThrottleReason,
-    Unread, Utilization,
+    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Hardware, Link, Memory, Reading,
+    ThrottleReason, Unread, Utilization,
 };
 use crate::source::{Blind, Seen, Source, sleep};
 use crate::xid::Xid;
@@ -112,6 +114,7 @@ struct Listed<'nvml> {
     index: u32,
     uuid: GpuId,
     device: Device<'nvml>,
+    links: Vec<(GpuId, Link)>,
 }
 
 /// The devices that can be named.
@@ -120,9 +123,70 @@ fn list(nvml: &Nvml) -> Result<Vec<Listed<'_>>, Blind> {
     let one = |index| {
         let device = nvml.device_by_index(index).ok()?;
         let uuid = device.uuid().ok()?.parse().ok()?;
-        Some(Listed { index, uuid, device })
+        Some(Listed { index, uuid, device, links: Vec::new() })
     };
-    Ok((0..count).filter_map(one).collect())
+    let mut devices: Vec<Listed<'_>> = (0..count).filter_map(one).collect();
+    let links = links(nvml, &devices);
+    for (device, links) in devices.iter_mut().zip(links) {
+        device.links = links;
+    }
+    Ok(devices)
+}
+
+/// As many NVLinks as any device has.
+const MOST_NVLINKS: u32 = 18;
+
+/// The other ends of a device's NVLinks, by their addresses.
+fn nvlinks(device: &Device<'_>) -> Vec<String> {
+    let end = |link| {
+        let link = device.link_wrapper_for(link);
+        link.is_active().ok().filter(|active| *active)?;
+        link.remote_pci_info().ok().map(|end| end.bus_id)
+    };
+    (0..MOST_NVLINKS).filter_map(end).collect()
+}
+
+/// What connects each device to the others.
+fn links(nvml: &Nvml, devices: &[Listed<'_>]) -> Vec<Vec<(GpuId, Link)>> {
+    if devices.len() < 2 {
+        return vec![Vec::new(); devices.len()];
+    }
+    let pci = |one: &Listed<'_>| one.device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
+    let addresses: Vec<String> = devices.iter().map(pci).collect();
+    let ends: Vec<Vec<String>> = devices.iter().map(|one| nvlinks(&one.device)).collect();
+    let of = |from: usize| {
+        let to = (0..devices.len()).filter(move |to| *to != from);
+        to.filter_map(|to| {
+            let link = match nvlinks_between(&addresses, &ends, (from, to)) {
+                0 => {
+                    let to = nvml.device_by_index(devices[to].index).ok()?;
+                    pcie(&devices[from].device, to)?
+                }
+                links => Link::NvLinks(links),
+            };
+            Some((devices[to].uuid, link))
+        })
+        .collect()
+    };
+    (0..devices.len()).map(of).collect()
+}
+
+/// Those that go directly, and as many through switches as both have.
+fn nvlinks_between(addresses: &[String], ends: &[Vec<String>], (a, b): (usize, usize)) -> u32 {
+    let direct = ends[a].iter().filter(|end| **end == addresses[b]).count();
+    let to_switches = |of: usize| ends[of].iter().filter(|end| !addresses.contains(end)).count();
+    u32::try_from(direct + to_switches(a).min(to_switches(b))).unwrap_or(u32::MAX)
+}
+
+fn pcie(from: &Device<'_>, to: Device<'_>) -> Option<Link> {
+    Some(match from.topology_common_ancestor(to).ok()? {
+        TopologyLevel::Internal => Link::Board,
+        TopologyLevel::Single => Link::Switch,
+        TopologyLevel::Multiple => Link::Switches,
+        TopologyLevel::HostBridge => Link::HostBridge,
+        TopologyLevel::Node => Link::Node,
+        TopologyLevel::System => Link::System,
+    })
 }
 
 /// Asks for the errors of all devices that report any. `None`: none does.
@@ -149,7 +213,7 @@ fn subscribe<'nvml>(nvml: &'nvml Nvml, devices: &[Listed<'nvml>]) -> Option<Even
 
 impl Listed<'_> {
     fn read(&self) -> DeviceReading {
-        let Self { index, uuid, ref device } = *self;
+        let Self { index, uuid, ref device, .. } = *self;
         let ecc = |kind| reading(device.total_ecc_errors(kind, EccCounter::Volatile));
         DeviceReading {
             index,
@@ -189,6 +253,7 @@ impl Listed<'_> {
             numa: near.and_then(|nodes| first(&nodes).ok_or(Unread::NotSupported)),
             capability: capability.map(|one| (one.major.unsigned_abs(), one.minor.unsigned_abs())),
             mig: reading(device.mig_mode()).map(|mode| mode.current != 0),
+            links: self.links.clone(),
         }
     }
 
@@ -245,4 +310,23 @@ fn throttling(reasons: ThrottleReasons) -> BTreeSet<ThrottleReason> {
     ];
     let set = names.into_iter().filter(|(bit, _)| reasons.contains(*bit));
     set.map(|(_, reason)| reason).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nvlinks_count_directly_and_through_switches() {
+        let addresses = ["a", "b", "c"].map(str::to_owned);
+        let between = |a: &[&str], b: &[&str]| {
+            let ends = |ends: &[&str]| ends.iter().map(|end| (*end).to_owned()).collect();
+            nvlinks_between(&addresses, &[ends(a), ends(b), Vec::new()], (0, 1))
+        };
+        assert_eq!(between(&["b", "b", "c"], &["a", "a"]), 2);
+        assert_eq!(between(&["s", "s", "t"], &["s", "t"]), 2);
+        assert_eq!(between(&["b", "s"], &["a", "s"]), 2);
+        assert_eq!(between(&["c"], &["c"]), 0);
+        assert_eq!(between(&[], &["s"]), 0);
+    }
 }

@@ -84,6 +84,7 @@ impl DeviceReading {
                 numa: none(why),
                 capability: none(why),
                 mig: none(why),
+                links: Vec::new(),
             },
             memory: none(why),
             utilization: none(why),
@@ -123,6 +124,27 @@ pub struct Hardware {
     pub capability: Reading<(u32, u32)>,
     /// Whether it is in MIG mode: cut into instances, which are devices of their own to CUDA.
     pub mig: Reading<bool>,
+    /// What connects it to the other devices. Empty: there are none, or the driver does not tell.
+    pub links: Vec<(GpuId, Link)>,
+}
+
+/// What connects two devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Several sockets.
+    System,
+    /// One socket, and several host bridges.
+    Node,
+    /// One host bridge.
+    HostBridge,
+    /// Several PCIe switches.
+    Switches,
+    /// One PCIe switch.
+    Switch,
+    /// One board.
+    Board,
+    /// So many NVLinks, directly or through switches.
+    NvLinks(u32),
 }
 
 /// A device's memory, in bytes.

@@ -30,7 +30,8 @@ fn each_part_tells_what_it_was_built_from() {
     header[..6].copy_from_slice(b"\x7fELF\x02\x01");
     header[16..20].copy_from_slice(&[3, 0, 62, 0]);
     fs::write(&other, header).unwrap();
-    for (path, words) in [(other, "has no build information"), (sluice.folder().join("none.so"), "is missing")]
+    for (path, words) in
+        [(other, "has no build information"), (sluice.folder().join("none.so"), "is missing")]
     {
         let text = said(sluice.command().args(["version", "-v"]).env("SLUICE_LIBRARY", path));
         assert!(text.contains(words), "{text}");

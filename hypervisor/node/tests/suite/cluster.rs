@@ -3,8 +3,8 @@
 use limits::{ComputeLimit, MemoryLimit};
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest,
-    ContainerPreferredAllocationRequest, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse,
+    ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
 use node::{ClusterOptions, Options};
 use serde_json::{Value, json};
@@ -135,14 +135,18 @@ async fn a_container_without_room_on_the_gpu_that_it_got_does_not_start_and_its_
 
 #[tokio::test]
 async fn the_nodes_devices_are_registered_for_its_schedulers() {
-    let (_kubelet, server, agent, _client) = started().await;
+    let (_kubelet, server, agent, client) = started().await;
     until("they are", || !server.objects.written("PATCH", "/nodes/here").is_empty()).await;
     let patch = &server.objects.written("PATCH", "/nodes/here")[0];
     let all = patch["metadata"]["annotations"].as_object().unwrap();
     assert_eq!(patch.as_object().unwrap().len(), 1);
     assert_eq!(
         all.keys().collect::<Vec<_>>(),
-        ["nvidia.com/node-config-info", "nvidia.com/node-device-register"]
+        [
+            "nvidia.com/node-config-info",
+            "nvidia.com/node-device-register",
+            "nvidia.com/node-device-topology",
+        ]
     );
     let text = all["nvidia.com/node-device-register"].as_str().unwrap();
     let devices =
@@ -155,7 +159,19 @@ async fn the_nodes_devices_are_registered_for_its_schedulers() {
     let hardware = &devices[1].hardware;
     assert_eq!(
         (hardware.numa, &*hardware.bus_id, hardware.capability),
-        (1, "0000:41:00.0", (9, 0))
+        (Some(1), "0000:41:00.0", (9, 0))
     );
+    assert_eq!(
+        all["nvidia.com/node-device-topology"],
+        r#"[{"index":0,"links":{"1":[24]}},{"index":1,"links":{"0":[24]}}]"#
+    );
+    let mut watched = client.watch("ListAndWatch", &Empty {}).await;
+    let list = watched.next::<ListAndWatchResponse>().await.unwrap();
+    let near = |number| {
+        let one = gpu(number).to_string();
+        let own = list.devices.iter().filter(|device| device.id.starts_with(&one));
+        own.map(|device| device.topology.as_ref().unwrap().nodes[0].id).collect::<Vec<_>>()
+    };
+    assert_eq!((near(0), near(1)), (vec![0; 10], vec![1; 10]));
     agent.stop().await.unwrap();
 }

@@ -33,7 +33,10 @@ fn a_running_program_is_given_more_and_less() {
     // The session is named by the program's own id; the limit is below what is in use.
     let (code, stdout, _) = limit(&sluice, &program.pid.to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 0);
-    assert!(stdout.contains("2.5 GiB is in use: allocations fail until 1.5 GiB is freed"), "{stdout}");
+    assert!(
+        stdout.contains("2.5 GiB is in use: allocations fail until 1.5 GiB is freed"),
+        "{stdout}"
+    );
     assert_eq!(program.tell("take 1"), REFUSED);
     let memory = &device_of(&sluice, &program)["memory"];
     assert_eq!(memory["limit"], GIB);

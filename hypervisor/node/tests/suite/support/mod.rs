@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dialects::Dialect;
 use limits::GpuId;
 use node::{DeviceList, NodeError, Options};
-use observer::{AllReadings, Blind, DeviceReading, Hardware, Memory, Seen, Source, Unread};
+use observer::{AllReadings, Blind, DeviceReading, Hardware, Link, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -71,6 +71,8 @@ pub(crate) fn shows(count: u8) -> Seen {
             numa: Ok(u32::from(number)),
             capability: Ok((9, 0)),
             mig: Ok(false),
+            // Each with the next one.
+            links: vec![(gpu(number ^ 1), Link::NvLinks(18))],
         };
         reading
     };

@@ -216,8 +216,12 @@ impl Cluster {
         until("the node's devices are registered", || register().is_some()).await;
         let devices = register().unwrap();
         assert_eq!(devices.len(), usize::from(GPUS));
-        let last =
-            registers::Hardware { numa: 1, bus_id: "0000:17:00.0".to_owned(), capability: (9, 0) };
+        let last = registers::Hardware {
+            numa: Some(1),
+            bus_id: "0000:17:00.0".to_owned(),
+            capability: (9, 0),
+            links: Vec::new(),
+        };
         assert_eq!(devices[7].hardware, last);
         let left =
             devices.iter().map(|one| (one.gpu, Share { cores: 100, memory_mib: one.memory_mib }));
