@@ -162,7 +162,7 @@ impl Leadership {
         // Its holder was always this one.
         let is_still_own = state.transitions == Some(count);
         let transitions = if is_still_own { count } else { count.saturating_add(1) };
-        let lease = self.lease(known.as_ref(), &self.identity, transitions);
+        let lease = self.lease(known.as_ref(), Some(&self.identity), transitions);
         let how = PostParams::default();
         let written = match known {
             None => answered(ANSWERS_WITHIN, self.leases.create(&how, &lease)).await,
@@ -182,15 +182,17 @@ impl Leadership {
         Ok(())
     }
 
-    fn lease(&self, known: Option<&Lease>, holder: &str, transitions: i32) -> Lease {
+    /// `holder`: `None` gives it back.
+    fn lease(&self, known: Option<&Lease>, holder: Option<&str>, transitions: i32) -> Lease {
         let mut lease = known.cloned().unwrap_or_default();
         lease.metadata.name = Some(self.name.name.clone());
         lease.metadata.namespace = Some(self.name.namespace.clone());
         lease.metadata.managed_fields = None;
         let now = Some(MicroTime(Timestamp::now()));
+        let before = lease.spec.take().filter(|spec| spec.holder_identity.as_deref() == holder);
         lease.spec = Some(LeaseSpec {
-            acquire_time: now.clone(),
-            holder_identity: Some(holder.to_owned()),
+            acquire_time: before.map_or_else(|| now.clone(), |spec| spec.acquire_time),
+            holder_identity: holder.map(ToOwned::to_owned),
             lease_duration_seconds: i32::try_from(LASTS.as_secs()).ok(),
             lease_transitions: Some(transitions),
             renew_time: now,
@@ -227,7 +229,7 @@ impl Leadership {
             held.until = held.until.filter(|_| is_called);
             is_called
         };
-        let holder = if is_called { &self.identity } else { "" };
+        let holder = is_called.then_some(&*self.identity);
         let lease = self.lease(Some(&known), holder, transitions);
         let how = PostParams::default();
         answered(ANSWERS_WITHIN, self.leases.replace(&own, &how, &lease)).await?;
