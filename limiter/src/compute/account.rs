@@ -4,10 +4,10 @@ use super::clock;
 use super::daemon::Daemon;
 use super::gate::Gate;
 use super::together::Set;
-use super::usage::Used;
 use crate::ledger::DeviceLedger;
 use crate::own_thread::CpuTime;
 use core::sync::atomic::Ordering;
+use limiter_core::{Lease, Used};
 use rustix::thread::{Timespec, futex};
 use session::layout::PageLayout;
 use session::ledger::Turn;
@@ -15,33 +15,6 @@ use session::ledger::Turn;
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
 /// session has died with a lease.
 const LOOK_NS: u64 = 10_000_000;
-
-/// The right to launch until a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
-    /// When the gate was opened, or may be, on [`clock::now`].
-    pub(super) begun: u64,
-    /// When it is to be closed.
-    pub(super) end: u64,
-    /// The daemon's name for it; `None`: of the own account.
-    pub(super) id: Option<u64>,
-    /// Whether another session may use the device at the same time.
-    pub(super) shared: bool,
-    /// Whether no other session gets one before this one ends.
-    pub(super) exclusive: bool,
-    /// Whether it is one of several devices that are held together.
-    pub(super) of_several: bool,
-    /// Whether it is only for what work on another device waits for.
-    pub(super) to_catch_up: bool,
-}
-
-impl Lease {
-    /// Of the own account.
-    const fn own(begun: u64, length: u64, of_several: bool) -> Self {
-        let (shared, exclusive, to_catch_up) = (false, false, false);
-        Self { begun, end: begun + length, id: None, shared, exclusive, of_several, to_catch_up }
-    }
-}
 
 /// The account of this process's session on one device.
 pub(super) struct Account {

@@ -1,23 +1,19 @@
 //! How much a process may have outstanding on a device, in all its lanes together.
 //!
 //! What is outstanding when a lease ends delays the next holder. What is done before then delays nobody. So as much
-//! may be outstanding as the lease has left ([`room_ns`]). A lane takes its part in pieces that are smaller the more
+//! may be outstanding as the lease has left ([`limiter_core::room_ns`]). A lane takes its part in pieces that are smaller the more
 //! lanes there are, and gives them back when their work is seen to be done. Most launches are within their lane's
 //! piece and see nothing of this.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use limiter_core::timing::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
 use rustix::thread::{Timespec, futex};
 
-/// What may always be outstanding, in estimated time: beside other sessions, at a lease's end, and before work of
-/// unknown duration, or behind a wait for something outside of the device. A long launch may go beyond it.
-pub(super) const LEAST_NS: u64 = 2_000_000;
 /// The same, while only one launch is.
-pub(super) const PAIR_NS: u64 = 2 * LEAST_NS;
-/// What may be outstanding at most, however long a lease is.
-const MOST_NS: u64 = 50_000_000;
+pub(super) const PAIR_NS: u64 = 2 * LEAST_OUTSTANDING_NS;
 /// What work of unknown duration takes: nothing goes beside it.
-pub(super) const UNKNOWN_NS: u64 = MOST_NS;
+pub(super) const UNKNOWN_NS: u64 = MOST_OUTSTANDING_NS;
 /// The largest piece, and which part of what may be outstanding it is at most.
 const LARGEST_NS: u64 = 2_000_000;
 const PIECES: u64 = 4;
@@ -57,11 +53,6 @@ impl Taken {
     pub(super) fn ns(&self) -> u64 {
         self.0.load(SeqCst)
     }
-}
-
-/// What may be outstanding where the lease has so much time left and no other session uses the device.
-pub(super) fn room_ns(left_ns: u64) -> u64 {
-    left_ns.clamp(LEAST_NS, MOST_NS)
 }
 
 impl Budget {
@@ -164,14 +155,15 @@ mod tests {
     fn many_lanes_have_no_more_outstanding_than_one() {
         let budget = Budget::default();
         let lanes: Vec<Taken> = (0..500).map(|_| Taken::default()).collect();
-        let took = |ns| lanes.iter().filter(|lane| budget.take(lane, ns, LEAST_NS)).count();
+        let took =
+            |ns| lanes.iter().filter(|lane| budget.take(lane, ns, LEAST_OUTSTANDING_NS)).count();
         assert_eq!(took(1_000_000), 2);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
         assert_eq!(took(50_000), 40);
-        assert_eq!(budget.piece(LEAST_NS), SMALLEST_NS);
+        assert_eq!(budget.piece(LEAST_OUTSTANDING_NS), SMALLEST_NS);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
         assert_eq!(took(UNKNOWN_NS), 1);
-        assert!(!budget.take(&lanes[1], 1, MOST_NS));
+        assert!(!budget.take(&lanes[1], 1, MOST_OUTSTANDING_NS));
     }
 
     #[test]
@@ -194,13 +186,10 @@ mod tests {
 
     #[test]
     fn what_the_lease_has_left_may_be_outstanding() {
-        assert_eq!(room_ns(0), LEAST_NS);
-        assert_eq!(room_ns(20_000_000), 20_000_000);
-        assert_eq!(room_ns(u64::MAX), MOST_NS);
         let budget = Budget::default();
         let lane = Taken::default();
         for left in [0, 5_000_000, 30_000_000] {
-            let room = room_ns(left);
+            let room = limiter_core::room_ns(left);
             while budget.take(&lane, budget.piece(room), room) {}
             // With one lane, the last piece is a small part of it.
             assert!((room..room + room / 3).contains(&lane.ns()), "{left}: {}", lane.ns());

@@ -1,14 +1,13 @@
 //! Leases from the daemon.
 
-use super::account::Lease;
 use super::stream_gate::StreamGate;
-use super::usage::Used;
 use super::{clock, stream_gate};
 use crate::ledger::DeviceLedger;
 use crate::report;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use limiter_core::{Absence, Lease, Used};
 use limits::ComputeLimit;
 use limits::turns::{self, Handover};
 use protocol::{
@@ -32,11 +31,6 @@ const REGISTERED: Duration = Duration::from_millis(15);
 const STOOD_STILL: Duration = Duration::from_millis(50);
 /// A daemon that is back answers within less, unless the machine is busy.
 const LEAST_LOOK_NS: u64 = 1_000_000;
-/// How long the own account is used before the daemon is tried again: first, and at most.
-const FIRST_RETRY_NS: u64 = 20_000_000;
-const LAST_RETRY_NS: u64 = 320_000_000;
-/// The same for a daemon that is not believed.
-const DISTRUST_RETRY_NS: u64 = 10_000_000_000;
 /// A daemon that has not answered for so long is worth a word. Less is a busy machine.
 const GONE_NS: u64 = 500_000_000;
 /// How long what it withholds is not taken from the own account either, after it was last said.
@@ -90,11 +84,7 @@ struct Question {
 
 #[derive(Clone, Copy)]
 struct Loss {
-    since: u64,
-    /// Not to be tried before this moment.
-    retry_at: u64,
-    /// How long to wait after the next failure.
-    pause: u64,
+    absence: Absence,
     told: bool,
 }
 
@@ -208,7 +198,7 @@ impl Daemon {
     /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer for `most_ns`: the
     /// daemon may still stand still.
     pub(super) fn look_for_it(&mut self, ledger: &DeviceLedger, most_ns: u64) {
-        let is_time = |loss: Loss| clock::now() >= loss.retry_at;
+        let is_time = |loss: Loss| loss.absence.is_over(clock::now());
         if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
             let most = AT_ONCE.min(Duration::from_nanos(most_ns));
             match self.try_exchange(ledger, self.report, None, most) {
@@ -307,17 +297,11 @@ impl Daemon {
 
     fn lose(&mut self, trouble: &Trouble) {
         let now = clock::now();
-        let loss = self.lost.get_or_insert(Loss {
-            since: now,
-            retry_at: 0,
-            pause: FIRST_RETRY_NS,
-            told: false,
-        });
-        let pause = if trouble.is_distrust() { DISTRUST_RETRY_NS } else { loss.pause };
-        loss.retry_at = now.saturating_add(pause);
-        loss.pause = loss.pause.saturating_mul(2).min(LAST_RETRY_NS);
+        let absence = Absence::begin(now);
+        let loss = self.lost.get_or_insert(Loss { absence, told: false });
+        loss.absence.fails(now, trouble.is_distrust());
         // Once for each time that it goes, whatever the errors are until it is back.
-        let gone = now.saturating_sub(loss.since) >= GONE_NS || trouble.is_distrust();
+        let gone = loss.absence.lasts_ns(now) >= GONE_NS || trouble.is_distrust();
         if !loss.told && gone {
             loss.told = report::lost(
                 now,

@@ -1,22 +1,21 @@
 //! The gate of a device in this process.
 
-use super::budget::{self, Budget};
+use super::budget::Budget;
 use super::daemon::Source;
 use super::demand::Demand;
-use super::governor::{self, LONGEST_LOOK_NS};
+use super::governor;
 use super::in_driver::InDriver;
 use super::lane::{Order, Turnstile};
 use super::lanes::{DeviceLanes, LaneList};
-use super::launch_times::LaunchTimes;
-use super::stall::Stall;
 use super::stream_gate::StreamGate;
 use super::together::Collectives;
-use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
 use config::Gates;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
+use limiter_core::timing::{LEAST_OUTSTANDING_NS, LONGEST_LOOK_NS};
+use limiter_core::{LaunchTimes, Stall, Totals};
 use rustix::thread::futex;
 use session::layout::MemberSlot;
 use std::sync::{Arc, OnceLock};
@@ -115,10 +114,10 @@ impl Gate {
             out_of_streams: AtomicBool::new(false),
             lease_end: AtomicU64::new(0),
             lease_length: AtomicU64::new(0),
-            launch_times: LaunchTimes::new(),
+            launch_times: LaunchTimes::default(),
             collectives: Collectives::default(),
             budget: Budget::default(),
-            stall: Stall::new(),
+            stall: Stall::default(),
             lanes: DeviceLanes::default(),
         }
     }
@@ -212,10 +211,10 @@ impl Gate {
     /// other sessions it is little.
     pub(super) fn room_ns(&self, now: u64) -> u64 {
         if self.is_shared() {
-            return budget::LEAST_NS;
+            return LEAST_OUTSTANDING_NS;
         }
         let left = self.lease_end.load(Ordering::Relaxed).saturating_sub(now);
-        self.launch_times.estimated(budget::room_ns(left))
+        self.launch_times.estimated(limiter_core::room_ns(left))
     }
 
     /// Since when streams are held; `None`: they are not.

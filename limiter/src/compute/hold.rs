@@ -11,13 +11,13 @@
 //! [`Gate::inside`]).
 
 use super::gate::Gate;
-use super::rest::Rest;
 use super::{clock, driver_calls, words};
 use crate::driver_calls::current_context;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use driver::cuda::{STREAM_WAIT_VALUE_GEQ, Stream};
+use limiter_core::Rest;
 
 /// The longest that a stream is held back if its thread does not let go.
 const LONGEST_NS: u64 = 2_000_000;

@@ -3,9 +3,9 @@
 use super::gate::Gate;
 use super::hold;
 use super::lane::{Lane, LaunchedAhead, Order, Turnstile};
-use super::usage::Totals;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use limiter_core::Totals;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -4,11 +4,10 @@ use super::super::account::Account;
 use super::super::clock;
 use super::super::gate::Gate;
 use super::super::lanes::LaneList;
-use super::super::rest::Rest;
 use super::super::together::{CATCH_UP_NS, Set};
-use super::super::usage::Used;
 use super::POLL_NS;
 use super::tenure::Tenure;
+use limiter_core::{Rest, Used};
 
 /// How often the account is told of work that still runs.
 const TELL_NS: u64 = 10_000_000;
@@ -133,7 +132,7 @@ impl Tenure {
             if done != done_before {
                 done_before = done;
                 since = now;
-                let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
+                let may_guess = self.holding.lease.id.is_some() && handover.rest.is_over(now);
                 done_at = match gate.stream_gate().filter(|_| may_guess) {
                     // The batch that runs began when the one before it was done.
                     Some(_) if !lanes.may_wait() => {
@@ -172,7 +171,8 @@ impl Tenure {
             let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
             // Whoever holds a stream back has to be looked after.
             let ends = done_at.filter(soon).filter(|_| !goes_on && !lanes.hold_back());
-            if let Some((at, (stream_gate, lease))) = ends.zip(in_stream.zip(self.lease.id)) {
+            if let Some((at, (stream_gate, lease))) = ends.zip(in_stream.zip(self.holding.lease.id))
+            {
                 // A word says so, and the governor goes on to see how long it takes.
                 if told_early.is_none() {
                     stream_gate.end(lease);
@@ -181,13 +181,13 @@ impl Tenure {
             } else if let Some(at) = ends {
                 handover.ended = Some(at);
                 // What is left is paid for now.
-                self.used += Used::busy(at.saturating_sub(now));
+                self.holding.used += Used::busy(at.saturating_sub(now));
                 break;
             }
             if now.saturating_sub(told) > TELL_NS {
                 told = now;
                 self.look_at_the_rest(now, core::mem::take(&mut waited));
-                account.still_draining(self.lease, core::mem::take(&mut self.used));
+                account.still_draining(self.holding.lease, core::mem::take(&mut self.holding.used));
             }
         }
         // It was to catch up, and is not over for that: limits may have been taken away, and come back.
@@ -199,7 +199,7 @@ impl Tenure {
             set.call_is_over(call);
         }
         let now = clock::now();
-        match (told_early, gate.stream_gate().zip(self.lease.id)) {
+        match (told_early, gate.stream_gate().zip(self.holding.lease.id)) {
             (Some(at), _) if now.saturating_sub(at) > LATE_NS => handover.rest.begin(now),
             (None, Some((stream_gate, lease))) => stream_gate.end(lease),
             _ => {}
@@ -208,7 +208,7 @@ impl Tenure {
             "device {}: drained at {now}, {} us after the close, {} us of the lease left then, not {} us before",
             gate.ledger().uuid(),
             now.saturating_sub(begun) / 1_000,
-            self.lease.end.saturating_sub(begun) / 1_000,
+            self.holding.lease.end.saturating_sub(begun) / 1_000,
             now.saturating_sub(unfinished_at) / 1_000
         );
         // Work that waited for its program tells nothing of how long it takes.
@@ -220,7 +220,7 @@ impl Tenure {
             let done_at = unfinished_at.midpoint(now);
             self.measure(done_at, (!waited && !was_stuck).then_some(0));
             self.look_at_the_rest(done_at, waited);
-            self.usage.drained(gate.device_lanes().totals());
+            self.holding.usage.drained(gate.device_lanes().totals());
             self.look(now, None);
         } else {
             self.look_at_the_rest(now, waited);

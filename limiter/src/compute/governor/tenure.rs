@@ -1,32 +1,15 @@
 //! The time from the opening of the gate until all work is done.
 
-use super::super::account::{Account, Lease};
+use super::super::account::Account;
 use super::super::clock;
 use super::super::gate::Gate;
 use super::super::lane::Lane;
 use super::super::lanes::LaneList;
 use super::super::together::CATCH_UP_NS;
-use super::super::usage::{Totals, Usage, Used};
-use super::super::work::SPREAD;
-use super::{LeaseUtilization, Neighbours, POLL_NS};
+use super::POLL_NS;
 use core::sync::atomic::Ordering;
+use limiter_core::{Lease, LeaseUtilization, Neighbours, Tenure as Holding, Totals, Usage};
 
-/// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
-/// program could have.
-const LEAST_LOOK_NS: u64 = 3_000_000;
-const LOOK_SPREAD_NS: u64 = 2_000_000;
-const FIRST_LOOK_NS: u64 = 1_000_000;
-pub(in crate::compute) const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
-/// The same where looking costs next to nothing.
-const SHORTEST_LOOK_NS: u64 = 500_000;
-/// For how long a program may not use its lease, where that costs others nothing, and where it does.
-const PATIENCE_NS: u64 = 25_000_000;
-const IMPATIENCE_NS: u64 = 4_000_000;
-/// The same where others use the device as well, and a handover is cheap.
-const LITTLE_PATIENCE_NS: u64 = 2_000_000;
-/// For how long a program may not use a lease that nobody else waits for: the daemon says when somebody does.
-const KEEP_NS: u64 = 250_000_000;
-const LEAST_BEFORE_NS: u64 = 500_000;
 /// How often it looks after the budget while threads wait for it.
 const BUDGET_NS: u64 = 300_000;
 /// So long before a lease between gates in streams ends its progress is watched, and how often: what then runs ends by
@@ -39,23 +22,15 @@ const LEAST_OPEN_NS: u64 = 500_000;
 /// See the module.
 pub(super) struct Tenure {
     pub(super) gate: &'static Gate,
-    pub(super) lease: Lease,
-    pub(super) usage: Usage,
-    /// What has not been told to the account.
-    pub(super) used: Used,
-    /// When it began, and the estimated time of what had been done before.
-    begun: u64,
+    pub(super) holding: Holding,
+    /// The estimated time of what had been done before it began.
     done_before_ns: u64,
-    /// When to ask for the lease to go on.
-    renew_at: Option<u64>,
     /// What was done when launches were last measured, and when that was.
     measured: Option<Measured>,
     /// The changes of the session's limits that the lease knows of.
     changes: u32,
     /// What had been done when something was last seen to be, and when that was.
     progressed: (u64, u64),
-    /// It is not used, and kept because nobody else waits for it.
-    is_kept: bool,
 }
 
 /// See [`Tenure::measure`].
@@ -83,36 +58,29 @@ impl Tenure {
         };
         let usage = if left { Usage::with_rest(begun, totals) } else { Usage::new(begun, totals) };
         gate.lanes().iter().for_each(|lane| lane.forget_question());
-        let (used, renew_at) = (Used::default(), renewal(now, &lease));
         let (launches, done_before_ns) = gate.lanes().done_launches();
         let measured = Measured { at: now, launches, estimated_ns: done_before_ns, busy: true };
         let progressed = (gate.lanes().progress(), now);
-        let begun = now;
         Self {
             gate,
-            lease,
-            usage,
-            used,
-            begun,
+            holding: Holding::new(now, lease, usage),
             done_before_ns,
-            renew_at,
             measured: Some(measured),
             changes: limit_changes(gate),
             progressed,
-            is_kept: false,
         }
     }
 
     /// For whoever looks for what a program is charged.
     pub(super) fn tell_use(&self, when: &str) {
-        tracing::trace!("device {}: {:?}{when}", self.gate.ledger().uuid(), self.used);
+        tracing::trace!("device {}: {:?}{when}", self.gate.ledger().uuid(), self.holding.used);
     }
 
     /// Since when some lane has had work under way all the time. Each is asked, so that each one's progress is seen.
     pub(super) fn busy_since(&self, lanes: &LaneList) -> Option<u64> {
         // Each is asked: the least of them needs all.
         let governors = self.gate.governors();
-        lanes.iter().filter_map(|lane| lane.busy_since(governors, self.usage.at())).min()
+        lanes.iter().filter_map(|lane| lane.busy_since(governors, self.holding.usage.at())).min()
     }
 
     /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
@@ -125,7 +93,7 @@ impl Tenure {
         let begins = Measured { at: now, launches, estimated_ns, busy: true };
         let since = self.measured.get_or_insert(begins);
         let apart = !gate.is_shared() && gate.collectives().set().is_none();
-        since.busy &= apart && busy_since.is_some_and(|since| since <= self.usage.at());
+        since.busy &= apart && busy_since.is_some_and(|since| since <= self.holding.usage.at());
         let ns = now.saturating_sub(since.at);
         // Where a lane is gone its launches are as well.
         let done =
@@ -146,18 +114,15 @@ impl Tenure {
         // Nobody else can use the device meanwhile.
         let stalls = gate.stall().lasts(|| gate.lanes().progress());
         let busy_since = if stalls { Some(0) } else { busy_since };
-        let used = gate.look(now, |totals| self.usage.until(now, totals, busy_since));
-        self.used += if core::mem::take(&mut self.is_kept) { used.after_idle() } else { used };
+        gate.look(now, |totals| self.holding.look(now, totals, busy_since));
     }
 
-    /// The same while what is left is being done. Where no other session uses the device that is all of the
-    /// time, whatever the work was taken to need, unless all of it may have been waiting.
+    /// The same while what is left is being done; `waits`: all of it may have been waiting.
     pub(super) fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
         let waits = waits && !gate.stall().lasts(|| gate.lanes().progress());
-        let busy_since = (!waits).then_some(0);
-        let used = gate.look(now, |totals| self.usage.until(now, totals, busy_since));
-        self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
+        let shared = gate.is_shared();
+        gate.look(now, |totals| self.holding.look_at_the_rest(now, totals, waits, shared));
     }
 
     /// Keeps the gate open until the lease ends or the program has stopped using it.
@@ -167,15 +132,12 @@ impl Tenure {
         utilization: &mut LeaseUtilization,
         neighbours: &mut Neighbours,
     ) {
-        let mut before = None;
-        let mut idle_since = None;
         loop {
             let now = clock::now();
-            if now >= self.lease.end {
+            if now >= self.holding.lease.end {
                 return;
             }
-            let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
-            self.sleep(now.saturating_add(self.until_look(now)).min(next));
+            self.sleep(self.next_look(now));
             let now = clock::now();
             // What a program does while nothing limits it is no use of a lease.
             if self.is_stopped() || self.has_caught_up() || !self.gate.is_active() {
@@ -190,25 +152,23 @@ impl Tenure {
                 continue;
             };
             let activity = lanes.activity();
-            let goes_on = before.replace(activity) != Some(activity);
+            let goes_on = self.holding.goes_on(activity);
             let busy_since = self.busy_since(&lanes);
             let shared = self.gate.is_shared();
             let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
             self.measure(now, busy_since);
-            let was_kept = self.is_kept;
+            let was_kept = self.holding.is_kept();
             self.look(now, if works { Some(0) } else { busy_since });
             if goes_on {
-                idle_since = None;
                 if let Some(gate) = self.gate.stream_gate().filter(|_| was_kept) {
                     gate.goes_on();
                 }
                 let look = if shared { Lane::forget_looks } else { Lane::ask };
                 lanes.iter().for_each(|lane| look(lane));
             } else if lanes.are_drained(self.gate) {
-                self.usage.drained(self.gate.device_lanes().totals());
-                let since = *idle_since.get_or_insert(now);
-                let idle_ns = now.saturating_sub(since);
-                let is_over = idle_ns >= self.patience_with_idleness(utilization);
+                let idle_ns = self.holding.idles(now, self.gate.device_lanes().totals());
+                let in_stream = self.gate.stream_gate().is_some();
+                let is_over = idle_ns >= self.holding.patience(in_stream, utilization);
                 if is_over && !self.keeps(&lanes, activity, idle_ns, was_kept) {
                     return;
                 }
@@ -216,41 +176,24 @@ impl Tenure {
             drop(inside);
             // Under other limits it may be too long.
             let changed = core::mem::replace(&mut self.changes, limit_changes(self.gate));
-            let changed = changed != self.changes && self.lease.id.is_none();
-            if changed || self.renew_at.is_some_and(|at| now >= at) {
+            let changed = changed != self.changes && self.holding.lease.id.is_none();
+            if changed || self.holding.is_to_be_renewed(now) {
                 self.remove_abandoned();
-                utilization.add(self.used);
+                utilization.add(self.holding.used);
                 self.tell_use("");
-                let used = core::mem::take(&mut self.used);
-                let renewed = match account.renew(self.lease, used) {
+                let used = self.holding.take_used();
+                let renewed = match account.renew(self.holding.lease, used) {
                     // It has nothing left of what it was granted.
-                    renewed if changed && renewed == self.lease => Lease { end: now, ..renewed },
+                    renewed if changed && renewed == self.holding.lease => {
+                        Lease { end: now, ..renewed }
+                    }
                     renewed => renewed,
                 };
-                let goes_on = changed || renewed.end > self.lease.end;
-                self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
-                self.lease = renewed;
+                self.holding.renewed(clock::now(), renewed, changed);
                 self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
-                self.gate.set_shared(neighbours.note(&renewed));
+                self.gate.set_shared(neighbours.note(&renewed, clock::now()));
             }
             self.tell_end(now);
-        }
-    }
-
-    /// How long the program may not use its lease. Holding on costs nothing where others use the device as well, or
-    /// nobody does: what is not used is not charged. Where a handover is cheap there is little to be won by it.
-    fn patience_with_idleness(&self, utilization: &LeaseUtilization) -> u64 {
-        let in_stream = self.gate.stream_gate().is_some();
-        match self.lease {
-            // It pays by the clock, unless others use the device as well.
-            Lease { of_several: true, shared: false, .. } => IMPATIENCE_NS,
-            // The other devices may wait for what it does next.
-            Lease { id: None, .. } | Lease { of_several: true, .. } => PATIENCE_NS,
-            Lease { shared: true, .. } if in_stream => LITTLE_PATIENCE_NS,
-            _ if in_stream => SHORTEST_LOOK_NS,
-            Lease { shared: true, .. } => PATIENCE_NS,
-            _ if utilization.is_sparse() => PATIENCE_NS,
-            _ => IMPATIENCE_NS,
         }
     }
 
@@ -258,12 +201,8 @@ impl Tenure {
     /// to the daemon, unless something has been launched meanwhile: since there was so much activity.
     fn keeps(&mut self, lanes: &LaneList, before: u64, idle_ns: u64, was_kept: bool) -> bool {
         let Some(gate) = self.gate.stream_gate() else { return false };
-        if !was_kept {
-            // It was not needed: what the program leaves idle is what is in between.
-            self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
-        }
-        self.is_kept = idle_ns < KEEP_NS && self.may_be_kept();
-        let Some(lease) = self.lease.id.filter(|_| self.is_kept) else { return false };
+        let is_kept = self.holding.keeps(idle_ns, was_kept, self.may_be_kept());
+        let Some(lease) = self.holding.lease.id.filter(|_| is_kept) else { return false };
         if !was_kept {
             // The next launch takes note of it.
             lanes.iter().for_each(|lane| lane.ask());
@@ -279,7 +218,7 @@ impl Tenure {
     /// Whether nobody else waits for the lease.
     fn may_be_kept(&self) -> bool {
         let gate = self.gate.stream_gate();
-        self.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.may_keep(lease))
+        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.may_keep(lease))
     }
 
     /// Tells how much may be launched ahead: what the lease has left, if all of it is this process's (a sibling uses
@@ -289,7 +228,11 @@ impl Tenure {
         let apart = !gate.ledger().is_used_by_siblings(now);
         let (_, done_ns) = gate.lanes().done_launches();
         let ahead = done_ns.saturating_sub(self.done_before_ns).saturating_mul(2);
-        gate.lease_ends_at(if apart { self.lease.end.min(now.saturating_add(ahead)) } else { now });
+        gate.lease_ends_at(if apart {
+            self.holding.lease.end.min(now.saturating_add(ahead))
+        } else {
+            now
+        });
     }
 
     /// Keeps streams, and threads that wait, from never going on because each lease is over before they have seen that
@@ -310,7 +253,7 @@ impl Tenure {
     /// Whether the daemon has ended the lease early.
     pub(super) fn is_stopped(&self) -> bool {
         let gate = self.gate.stream_gate();
-        self.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.is_stopped(lease))
+        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.is_stopped(lease))
     }
 
     /// Sleeps until a moment, or until the lease is ended early. While threads wait for what others have taken of the
@@ -322,7 +265,7 @@ impl Tenure {
             let left = until.saturating_sub(now).max(1);
             if let Some(stream_gate) = gate.stream_gate() {
                 let rings = stream_gate.rings();
-                let ends_soon = self.lease.end.saturating_sub(now) < SEE_PROGRESS_NS;
+                let ends_soon = self.holding.lease.end.saturating_sub(now) < SEE_PROGRESS_NS;
                 if ends_soon {
                     self.see_progress(now);
                     gate.tell_collectives();
@@ -331,14 +274,14 @@ impl Tenure {
                     stream_gate.sleep(rings, if ends_soon { left.min(PROGRESS_NS) } else { left });
                     // A late end of an earlier lease has closed the gate.
                     if stream_gate.rings() != rings {
-                        let _ = stream_gate.open(self.lease.id);
+                        let _ = stream_gate.open(self.holding.lease.id);
                     }
                 }
             } else {
                 gate.budget().sleep_unless_wanted(left);
             }
             let left = until.saturating_sub(clock::now());
-            let is_other = self.is_stopped() || self.is_kept && !self.may_be_kept();
+            let is_other = self.is_stopped() || self.holding.is_kept() && !self.may_be_kept();
             if left == 0 || is_other || self.changes != limit_changes(gate) {
                 return;
             }
@@ -358,15 +301,13 @@ impl Tenure {
         self.progressed
     }
 
-    /// How long to wait for the next look. The first ones come soon: more may be launched then. Where looking costs next
-    /// to nothing, a lease that others may wait for is looked at often.
-    fn until_look(&self, now: u64) -> u64 {
-        if self.gate.stream_gate().is_some() && self.gate.collectives().catch_up() {
-            POLL_NS
-        } else if self.gate.stream_gate().is_some() && !self.is_kept {
-            SHORTEST_LOOK_NS
+    /// When the governor looks again.
+    fn next_look(&self, now: u64) -> u64 {
+        let in_stream = self.gate.stream_gate().is_some();
+        if in_stream && self.gate.collectives().catch_up() {
+            now.saturating_add(POLL_NS).min(self.holding.next())
         } else {
-            until_look(now).min(now.saturating_sub(self.begun).max(FIRST_LOOK_NS))
+            self.holding.sleeps_until(now, in_stream)
         }
     }
 
@@ -399,17 +340,4 @@ impl Tenure {
 /// How often the session's limits have changed.
 fn limit_changes(gate: &Gate) -> u32 {
     gate.ledger().page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
-}
-
-/// When to ask for more of a lease: at its half. As much as it has left may be outstanding, and a lease that goes on
-/// is not to look as if it ended.
-fn renewal(now: u64, lease: &Lease) -> Option<u64> {
-    let early = lease.end.saturating_sub(now) / 2;
-    (early >= LEAST_BEFORE_NS).then_some(lease.end - early)
-}
-
-/// How long to wait for the next look.
-fn until_look(now: u64) -> u64 {
-    let mixed = now.wrapping_mul(SPREAD) >> 32;
-    LEAST_LOOK_NS + mixed * LOOK_SPREAD_NS / (1 << 32)
 }

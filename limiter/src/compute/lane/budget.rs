@@ -1,9 +1,10 @@
 //! What a lane takes of the process's budget, and gives back.
 
-use super::super::budget::{Budget, LEAST_NS, PAIR_NS, UNKNOWN_NS};
+use super::super::budget::{Budget, PAIR_NS, UNKNOWN_NS};
 use super::super::{Gate, clock, within};
 use super::Lane;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use limiter_core::timing::LEAST_OUTSTANDING_NS;
 
 /// A lane's launches that may be outstanding. The driver has the thread wait at 1,020, and then every other thread.
 const MOST_LAUNCHES: u64 = 900;
@@ -66,7 +67,7 @@ impl Lane {
             return true;
         }
         self.keep_needed(budget);
-        let Some(_) = ns else { return budget.take(&self.taken, UNKNOWN_NS, LEAST_NS) };
+        let Some(_) = ns else { return budget.take(&self.taken, UNKNOWN_NS, LEAST_OUTSTANDING_NS) };
         if !budget.take(&self.taken, piece, room) {
             return false;
         }
@@ -116,7 +117,9 @@ impl Lane {
             }
             gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
             let launched = self.count.launched_ns.load(Relaxed);
-            self.count.most_ns.store(launched.saturating_add(budget.piece(LEAST_NS)), Relaxed);
+            self.count
+                .most_ns
+                .store(launched.saturating_add(budget.piece(LEAST_OUTSTANDING_NS)), Relaxed);
             patience.is_over = true;
             return;
         }

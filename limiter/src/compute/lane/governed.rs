@@ -3,7 +3,6 @@
 use super::super::Gate;
 use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
-use super::super::usage::Totals;
 use super::super::{clock, driver_calls, is_capturing, within};
 use super::in_stream::InStream;
 use super::order::Order;
@@ -13,6 +12,7 @@ use crate::exit_guard::Visits;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
+use limiter_core::Totals;
 use std::sync::Arc;
 
 /// What has become of a lane's context and thread.

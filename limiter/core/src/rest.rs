@@ -7,22 +7,26 @@ const FIRST_NS: u64 = 1_000_000_000;
 const LONGEST_NS: u64 = 128 * FIRST_NS;
 
 /// See the module. Two threads that begin one at once make it no worse.
-pub(super) struct Rest {
+#[derive(Debug)]
+pub struct Rest {
     until: AtomicU64,
     last_ns: AtomicU64,
 }
 
 impl Rest {
-    pub(super) const fn none() -> Self {
+    /// Nothing has failed.
+    pub const fn none() -> Self {
         Self { until: AtomicU64::new(0), last_ns: AtomicU64::new(0) }
     }
 
-    pub(super) fn is_over(&self, now: u64) -> bool {
+    /// Whether it may be tried.
+    #[inline]
+    pub fn is_over(&self, now: u64) -> bool {
         now >= self.until.load(Relaxed)
     }
 
     /// Twice as long as the last one, unless that was over for as long as it lasted.
-    pub(super) fn begin(&self, now: u64) {
+    pub fn begin(&self, now: u64) {
         let last = self.last_ns.load(Relaxed);
         let helped = now.saturating_sub(self.until.load(Relaxed)) > last;
         let next = if last == 0 || helped { FIRST_NS } else { last.saturating_mul(2) };
@@ -32,7 +36,7 @@ impl Rest {
     }
 
     /// As if there had never been one.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         self.last_ns.store(0, Relaxed);
         self.until.store(0, Relaxed);
     }

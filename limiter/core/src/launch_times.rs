@@ -17,46 +17,54 @@ const LONG_NS: u64 = 4_000_000;
 const SURELY_SHORT_NS: u64 = 100_000;
 
 /// See the module.
-pub(super) struct LaunchTimes {
+#[derive(Debug)]
+pub struct LaunchTimes {
     /// Of each; zero: not known.
     each_ns: AtomicU64,
     took_ppm: AtomicU64,
 }
 
-impl LaunchTimes {
-    pub(super) const fn new() -> Self {
+impl Default for LaunchTimes {
+    fn default() -> Self {
         Self { each_ns: AtomicU64::new(0), took_ppm: AtomicU64::new(AS_ESTIMATED_PPM) }
     }
+}
 
+impl LaunchTimes {
     /// How long one took; zero: not known.
-    pub(super) fn each_ns(&self) -> u64 {
+    #[inline]
+    pub fn each_ns(&self) -> u64 {
         self.each_ns.load(Relaxed)
     }
 
     /// Whether they took another time than they were estimated to.
-    pub(super) fn estimates_are_off(&self) -> bool {
+    #[inline]
+    pub fn estimates_are_off(&self) -> bool {
         let took = self.took_ppm.load(Relaxed);
         !(AS_ESTIMATED_PPM * AS_ESTIMATED_PPM / OFF_PPM..=OFF_PPM).contains(&took)
     }
 
     /// By how much they took longer than estimated, in millionths; less than what matters is nothing.
+    #[inline]
     fn longer_ppm(&self) -> u64 {
         Some(self.took_ppm.load(Relaxed)).filter(|&took| took > OFF_PPM).unwrap_or(AS_ESTIMATED_PPM)
     }
 
     /// How long what is estimated at so much takes.
-    pub(super) fn really(&self, estimated_ns: u64) -> u64 {
+    #[inline]
+    pub fn really(&self, estimated_ns: u64) -> u64 {
         estimated_ns.saturating_mul(self.longer_ppm()) / AS_ESTIMATED_PPM
     }
 
     /// What is done in so much time, in estimated time.
-    pub(super) fn estimated(&self, ns: u64) -> u64 {
+    #[inline]
+    pub fn estimated(&self, ns: u64) -> u64 {
         ns.saturating_mul(AS_ESTIMATED_PPM) / self.longer_ppm()
     }
 
     /// So many launches, estimated at so much, were done in some time. `busy`: the device had work all the time.
     /// Otherwise they took no longer than that.
-    pub(super) fn add(&self, launches: u64, estimated_ns: u64, ns: u64, busy: bool) {
+    pub fn add(&self, launches: u64, estimated_ns: u64, ns: u64, busy: bool) {
         let followed = |new: u64, old: u64, at_once: bool| match new > old {
             true if !busy => old,
             true if at_once => new,
@@ -81,7 +89,7 @@ impl LaunchTimes {
     }
 
     /// What was estimated at so much was not done for so long.
-    pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
+    pub fn took_at_least(&self, estimated_ns: u64, ns: u64) {
         if ns > LONG_NS && ns / FAR_OFF > estimated_ns {
             let took = ratio_ppm(ns, estimated_ns.max(1)).min(MOST_PPM);
             self.took_ppm.fetch_max(took, Relaxed);
@@ -97,7 +105,7 @@ mod tests {
 
     #[test]
     fn little_does_not_matter() {
-        let times = LaunchTimes::new();
+        let times = LaunchTimes::default();
         (0..20).for_each(|_| times.add(10, 4 * MS, 4 * MS + MS / 2, true));
         assert!(!times.estimates_are_off());
         assert_eq!((times.really(MS), times.estimated(MS)), (MS, MS));
@@ -106,7 +114,7 @@ mod tests {
 
     #[test]
     fn far_longer_ones_count_at_once_and_are_forgotten_slowly() {
-        let times = LaunchTimes::new();
+        let times = LaunchTimes::default();
         times.add(10, MS, 4 * MS, true);
         assert!(times.estimates_are_off());
         assert_eq!((times.really(MS), times.estimated(40 * MS)), (4 * MS, 10 * MS));
@@ -119,7 +127,7 @@ mod tests {
     /// A pause is nobody's work. But what was done took no longer than all of the time.
     #[test]
     fn where_the_device_was_idle_they_took_no_longer() {
-        let times = LaunchTimes::new();
+        let times = LaunchTimes::default();
         times.add(10, MS, 10 * MS, false);
         assert_eq!((times.really(MS), times.each_ns()), (MS, 0), "one may take 1 ms");
         times.took_at_least(MS, 1_000 * MS);
@@ -133,7 +141,7 @@ mod tests {
     /// Else its batches would be as small as those of which nothing is known.
     #[test]
     fn a_program_that_waits_for_its_cpu_has_short_launches() {
-        let times = LaunchTimes::new();
+        let times = LaunchTimes::default();
         times.add(200, 0, MS, false);
         assert_eq!(times.each_ns(), 5_000);
         times.add(2, 0, MS, false);
@@ -148,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_short_wait_tells_nothing() {
-        let times = LaunchTimes::new();
+        let times = LaunchTimes::default();
         times.took_at_least(0, LONG_NS);
         times.took_at_least(10 * MS, 19 * MS);
         assert!(!times.estimates_are_off());

@@ -16,26 +16,30 @@ const LATELY_NS: u64 = 2_000_000_000;
 const NONE: u64 = u64::MAX;
 
 /// See the module.
-pub(super) struct Stall {
+#[derive(Debug)]
+pub struct Stall {
     /// What had been done when a launch had waited in vain: a number that changes with it.
     progress: AtomicU64,
     /// When that was; zero: never.
     at: AtomicU64,
 }
 
-impl Stall {
-    pub(super) const fn new() -> Self {
+impl Default for Stall {
+    fn default() -> Self {
         Self { progress: AtomicU64::new(NONE), at: AtomicU64::new(0) }
     }
+}
 
+impl Stall {
     /// A launch into a stream with unfinished waits has waited in vain.
-    pub(super) fn begin(&self, progress: u64, now: u64) {
+    pub fn begin(&self, progress: u64, now: u64) {
         self.at.store(now, Relaxed);
         self.progress.store(progress, Release);
     }
 
     /// Whether nothing was done since then. `progress` is asked for what is done by now.
-    pub(super) fn lasts(&self, progress: impl FnOnce() -> u64) -> bool {
+    #[inline]
+    pub fn lasts(&self, progress: impl FnOnce() -> u64) -> bool {
         let before = self.progress.load(Acquire);
         if before == NONE {
             return false;
@@ -49,7 +53,8 @@ impl Stall {
     }
 
     /// Whether there was one at some time.
-    pub(super) fn has_been(&self) -> bool {
+    #[inline]
+    pub fn has_been(&self) -> bool {
         self.at.load(Relaxed) != 0
     }
 
@@ -61,7 +66,8 @@ impl Stall {
 
     /// How long a launch into a stream with unfinished waits is to wait, where it would wait for `usual` and what is
     /// outstanding takes `outstanding`.
-    pub(super) fn patience(&self, now: u64, usual: u64, outstanding: u64) -> u64 {
+    #[inline]
+    pub fn patience(&self, now: u64, usual: u64, outstanding: u64) -> u64 {
         if !self.was_lately(now) {
             return usual;
         }
@@ -76,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_stall_lasts_until_something_is_done() {
-        let stall = Stall::new();
+        let stall = Stall::default();
         assert!(!stall.lasts(|| 0) && !stall.has_been());
         stall.begin(7, 1);
         assert!(stall.has_been() && stall.lasts(|| 7) && stall.lasts(|| 7));
@@ -89,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_next_vain_wait_is_short_unless_much_is_outstanding() {
-        let stall = Stall::new();
+        let stall = Stall::default();
         let patience = |now, outstanding| stall.patience(now, 200_000_000, outstanding);
         assert_eq!(patience(1, 0), 200_000_000);
         stall.begin(1, 1);

@@ -10,20 +10,20 @@ const FAR_APART_NS: u64 = 200_000_000;
 
 /// What has been launched on a device, in all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Totals {
+pub struct Totals {
     /// Estimated nanoseconds of everything launched.
-    pub(super) launched_ns: u64,
+    pub launched_ns: u64,
     /// How many of them may not have been done yet, at most.
-    pub(super) outstanding_ns: u64,
+    pub outstanding_ns: u64,
     /// Time for which work was always queued.
-    pub(super) backlogged_ns: u64,
+    pub backlogged_ns: u64,
     /// Whether work of unknown duration may be under way.
-    pub(super) unknown: bool,
+    pub unknown: bool,
 }
 
 impl Totals {
     /// Adds what another lane has launched; its backlog is the caller's matter.
-    pub(super) fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.launched_ns = self.launched_ns.wrapping_add(other.launched_ns);
         self.outstanding_ns = self.outstanding_ns.saturating_add(other.outstanding_ns);
         self.unknown |= other.unknown;
@@ -32,30 +32,30 @@ impl Totals {
 
 /// How a stretch of time was used, in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Used {
+pub struct Used {
     /// How long it was.
-    pub(super) held_ns: u64,
+    pub held_ns: u64,
     /// For how much of it the estimates say that the device was busy with the program's work.
-    pub(super) estimated_ns: u64,
+    pub estimated_ns: u64,
     /// For how much of it work was always queued.
-    pub(super) backlogged_ns: u64,
+    pub backlogged_ns: u64,
     /// For how much of it there was no work, and nobody else waited either.
-    pub(super) idle_ns: u64,
+    pub idle_ns: u64,
 }
 
 impl Used {
     /// The same, where there was no work at its beginning: what of it is not known to be used was idle.
-    pub(super) fn after_idle(self) -> Self {
+    pub fn after_idle(self) -> Self {
         Self { idle_ns: self.held_ns - self.alone(), ..self }
     }
 
     /// For how long the program held what others might have wanted.
-    pub(super) const fn needed_ns(self) -> u64 {
+    pub const fn needed_ns(self) -> u64 {
         self.held_ns.saturating_sub(self.idle_ns)
     }
 
     /// What is charged where no other session used the device.
-    pub(super) fn alone(self) -> u64 {
+    pub fn alone(self) -> u64 {
         self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
     }
 }
@@ -71,14 +71,14 @@ impl core::ops::AddAssign for Used {
 
 impl Used {
     /// Time in which the device is busy with the program's work.
-    pub(super) const fn busy(ns: u64) -> Self {
+    pub const fn busy(ns: u64) -> Self {
         Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
     }
 }
 
 /// Follows the use of a lease.
 #[derive(Debug)]
-pub(super) struct Usage {
+pub struct Usage {
     at: u64,
     /// Estimated nanoseconds of what has been done.
     served: u64,
@@ -90,25 +90,25 @@ pub(super) struct Usage {
 
 impl Usage {
     /// From the opening of the gate, when nothing is queued.
-    pub(super) const fn new(now: u64, totals: Totals) -> Self {
+    pub const fn new(now: u64, totals: Totals) -> Self {
         let (served, backlogged) = (totals.launched_ns, totals.backlogged_ns);
         Self { at: now, served, backlogged, lasted: false }
     }
 
     /// From the opening of the gate, when what was launched before is not done.
-    pub(super) const fn with_rest(now: u64, totals: Totals) -> Self {
+    pub const fn with_rest(now: u64, totals: Totals) -> Self {
         let served = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         Self { served, ..Self::new(now, totals) }
     }
 
     /// When it was last asked.
-    pub(super) const fn at(&self) -> u64 {
+    pub const fn at(&self) -> u64 {
         self.at
     }
 
     /// Tells of the time since it was last asked. `busy_since`: so long work was under way all the time; where
     /// others use the device as well, it may have been theirs that ran.
-    pub(super) fn until(&mut self, now: u64, totals: Totals, busy_since: Option<u64>) -> Used {
+    pub fn until(&mut self, now: u64, totals: Totals, busy_since: Option<u64>) -> Used {
         let held_ns = now.saturating_sub(self.at);
         let queued = totals.launched_ns.saturating_sub(self.served);
         let estimated_ns = if totals.unknown { held_ns } else { queued.min(held_ns) };
@@ -135,7 +135,7 @@ impl Usage {
     }
 
     /// Everything launched has been done.
-    pub(super) fn drained(&mut self, totals: Totals) {
+    pub fn drained(&mut self, totals: Totals) {
         self.served = totals.launched_ns;
     }
 }

@@ -1,0 +1,34 @@
+//! The part of the limiter that decides: when a lease is asked for, kept and given up, and what it is charged.
+//!
+//! Time is an argument, and so is what the device and the program were seen to do. There is no clock, thread, driver or
+//! I/O here, and no `unsafe`: the governor in `libcuda_limiter.so` calls it with what it sees, and the virtual world
+//! (`examples/fake-gpu/world`) with what a model does.
+//!
+//! [`Tenure`] is a lease while its gate is open, [`Usage`] what of it counts as used, [`LaunchTimes`] how long launches
+//! take in relation to their estimates, [`Stall`] whether work waits for what the program does next, [`Rest`] how long
+//! something is left alone after a failure, [`Absence`] when a daemon that is gone is tried again.
+
+#![forbid(unsafe_code)]
+
+mod absence;
+mod launch_times;
+mod lease;
+mod rest;
+mod stall;
+mod tenure;
+mod usage;
+
+pub use absence::Absence;
+pub use launch_times::LaunchTimes;
+pub use lease::{Lease, room_ns};
+pub use rest::Rest;
+pub use stall::Stall;
+pub use tenure::{LeaseUtilization, Neighbours, Tenure};
+pub use usage::{Totals, Usage, Used};
+
+/// Times in nanoseconds.
+pub mod timing {
+    pub use crate::absence::{DISTRUST_RETRY_NS, FIRST_RETRY_NS, LAST_RETRY_NS};
+    pub use crate::lease::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
+    pub use crate::tenure::{KEEP_NS, LONGEST_LOOK_NS, SHORTEST_LOOK_NS};
+}
