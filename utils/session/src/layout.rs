@@ -3,6 +3,7 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 use limits::recent::KEPT;
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
 /// "sluicepg" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
@@ -222,6 +223,23 @@ pub struct PageLayout {
     pub unused: [AtomicU64; 54],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
+}
+
+impl PageLayout {
+    /// The fields of a page that no other process sees; all are zero.
+    #[must_use]
+    pub fn blank() -> Box<Self> {
+        let memory = Layout::new::<Self>();
+        // SAFETY: of the type's own size and alignment; all of its fields are atomics, for which zero
+        // bytes are a valid value.
+        unsafe {
+            let bytes = alloc_zeroed(memory);
+            if bytes.is_null() {
+                handle_alloc_error(memory);
+            }
+            Box::from_raw(bytes.cast::<Self>())
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Records refer to each other by slot number and generation, never by address. If a process dies
 //! while it holds the lock, [`State::rebuild`] recomputes what can be derived (lists, sums).
 
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+
 use crate::blocks::{Block, MAX_BLOCKS};
 use crate::config::Config;
 use crate::groups::{Group, MAX_GROUPS};
@@ -340,6 +342,22 @@ pub struct EventId {
 }
 
 impl State {
+    /// An idle node at time `now`, in this process's own memory.
+    #[must_use]
+    pub fn boxed(config: Config, now: u64) -> Box<Self> {
+        let layout = Layout::new::<Self>();
+        // SAFETY: the layout is that of `Self` and not empty, and all-zero bytes are a valid `Self` (plain integers).
+        let mut state = unsafe {
+            let bytes = alloc_zeroed(layout);
+            if bytes.is_null() {
+                handle_alloc_error(layout);
+            }
+            Box::from_raw(bytes.cast::<Self>())
+        };
+        state.init(config, now);
+        state
+    }
+
     /// Makes an all-zero value an idle node at time `now`.
     pub fn init(&mut self, config: Config, now: u64) {
         self.config = config;

@@ -11,7 +11,7 @@
 //! * [`faults`] are what tests make happen to devices. [`older`] is what older drivers lack.
 //! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
-//!   process's memory. These modules need `unsafe`.
+//!   process's memory. These modules, and [`layout`] for its zeroes, need `unsafe`.
 
 pub mod asked;
 pub mod blocks;

@@ -31,45 +31,53 @@ const DEAREST_LAUNCH_NS: u64 = 1_000;
 impl State {
     /// Advances the simulation to `target` (nanoseconds), never backwards.
     pub fn advance(&mut self, target: u64) {
-        while self.next_gone <= target {
-            self.advance_alive(self.next_gone);
-            self.drop_gone();
-        }
-        self.advance_alive(target);
+        while self.step(target) {}
     }
 
-    fn advance_alive(&mut self, target: u64) {
+    /// Advances the simulation to the next moment at which something may end, or to `target` if that comes first. Returns
+    /// whether it was such a moment: more may happen until `target`.
+    pub fn step(&mut self, target: u64) -> bool {
+        if self.step_alive(target.min(self.next_gone)) {
+            return true;
+        }
+        let gone = self.next_gone <= target;
+        if gone {
+            self.drop_gone();
+        }
+        gone
+    }
+
+    fn step_alive(&mut self, target: u64) -> bool {
         let devices = (self.config.devices as usize).min(MAX_DEVICES);
-        loop {
-            self.settle(devices);
-            let mut next = u64::MAX;
-            for device in 0..devices {
-                if self.devices[device].queued > 0 {
-                    self.dispatch(device);
-                    self.begin(device);
-                }
-            }
-            for device in 0..devices {
-                if self.devices[device].queued > 0 {
-                    next = next.min(self.next_event(device)).min(self.next_wake(device));
-                }
-            }
-            let to = next.min(target).max(self.now);
-            for device in 0..devices {
-                if self.devices[device].queued > 0 {
-                    self.run(device, to);
-                }
-            }
-            self.now = to;
-            if next > target {
-                return;
-            }
-            for device in 0..devices {
-                if self.devices[device].queued > 0 {
-                    self.complete(device);
-                }
+        self.settle(devices);
+        let mut next = u64::MAX;
+        for device in 0..devices {
+            if self.devices[device].queued > 0 {
+                self.dispatch(device);
+                self.begin(device);
             }
         }
+        for device in 0..devices {
+            if self.devices[device].queued > 0 {
+                next = next.min(self.next_event(device)).min(self.next_wake(device));
+            }
+        }
+        let to = next.min(target).max(self.now);
+        for device in 0..devices {
+            if self.devices[device].queued > 0 {
+                self.run(device, to);
+            }
+        }
+        self.now = to;
+        if next > target {
+            return false;
+        }
+        for device in 0..devices {
+            if self.devices[device].queued > 0 {
+                self.complete(device);
+            }
+        }
+        true
     }
 
     pub(crate) fn head(&self, slot: u32) -> Option<&Op> {

@@ -1,7 +1,5 @@
 //! The simulation's rules, with a virtual clock.
 
-use std::alloc::{Layout, alloc_zeroed};
-
 use proptest::prelude::*;
 
 use crate::config::Config;
@@ -11,10 +9,7 @@ use crate::queue::{EventState, QueueError};
 pub(crate) const MS: u64 = 1_000_000;
 
 pub(crate) fn node() -> Box<State> {
-    // SAFETY: the layout is not empty, and all-zero bytes are a valid `State` (plain integers).
-    let mut state = unsafe { Box::from_raw(alloc_zeroed(Layout::new::<State>()).cast::<State>()) };
-    state.init(Config::default(), 0);
-    state
+    State::boxed(Config::default(), 0)
 }
 
 pub(crate) fn kernel(ns: u64) -> Op {

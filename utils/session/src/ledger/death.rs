@@ -5,7 +5,6 @@ use super::Ledger;
 use crate::layout::{MemoryKind, PageLayout, SLOTS};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
-use std::alloc::{Layout as Memory, alloc_zeroed, handle_alloc_error};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 thread_local! {
@@ -37,16 +36,7 @@ pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
 
 /// A page's fields; all are zero but the limits.
 pub(super) fn blank(limit: u64, real: u64) -> Box<PageLayout> {
-    let memory = Memory::new::<PageLayout>();
-    // SAFETY: of the type's own size and alignment; all of its fields are atomics, for which zero
-    // bytes are a valid value.
-    let layout = unsafe {
-        let bytes = alloc_zeroed(memory);
-        if bytes.is_null() {
-            handle_alloc_error(memory);
-        }
-        Box::from_raw(bytes.cast::<PageLayout>())
-    };
+    let layout = PageLayout::blank();
     layout.memory_limit.store(limit, Relaxed);
     layout.memory_real.store(real, Relaxed);
     layout

@@ -1,0 +1,603 @@
+//! A process's limiter on one device: what its governor does at each moment, and what passes its gate.
+//!
+//! Looks, renewals, patience, use, estimates' room and the back-off from a daemon that is gone are `limiter-core`'s; the
+//! own account is the page's ledger. How a governor waits for an answer, and what it does around a drain, is written down
+//! here as `governor` and `account` of the limiter do it: these still need threads and the driver.
+
+use fake_node::layout::{Kind as OpKind, Op};
+use limiter_core::timing::LEAST_OUTSTANDING_NS;
+use limiter_core::{Absence, Lease, Tenure, Usage, Used};
+use limits::turns;
+use scheduler::{Grant, LeaseId, Told};
+use session::ledger::{Ledger, Turn};
+
+use crate::node::{Answer, Begun, Event, Kind, Message, MessageKind, Phase, Thread, Work};
+use crate::scenario::Words;
+use crate::world::World;
+
+const MS: u64 = 1_000_000;
+const US: u64 = 1_000;
+/// As in the limiter: how long a question may stay open, how much longer its answer may take, and how long one may take
+/// that is due at once.
+pub(crate) const POLL_NS: u64 = 15 * MS;
+const GRACE_NS: u64 = 20 * MS;
+const AT_ONCE_NS: u64 = 25 * MS;
+/// How often a waiting governor looks around.
+const LOOK_NS: u64 = 10 * MS;
+/// How often the account is told of work that still runs.
+const TELL_NS: u64 = 10 * MS;
+/// How often it looks whether all is done.
+const DRAIN_LOOK_NS: u64 = 30 * US;
+/// What it takes the daemon to see a gate page.
+pub(crate) const PAGE_NS: u64 = 50 * US;
+/// What may be queued ahead of a closed gate in a stream.
+const AHEAD_NS: u64 = 100 * MS;
+const AHEAD_LAUNCHES: usize = 900;
+
+impl World {
+    /// A governor wakes up.
+    pub(crate) fn govern(&mut self, g: usize) {
+        match self.governors[g].phase {
+            Phase::Idle | Phase::Dead => {}
+            Phase::Asking | Phase::Renewing => self.lost(g),
+            Phase::Own | Phase::Withheld => self.look_around(g),
+            Phase::Open => self.look(g),
+            Phase::Draining => self.drain(g),
+        }
+    }
+
+    /// Work has come to wait at a gate.
+    pub(crate) fn want(&mut self, g: usize) {
+        if self.governors[g].phase == Phase::Idle && self.governors[g].is_wanted() {
+            self.ask(g);
+        }
+    }
+
+    /// Asks for a lease: the daemon, or the own account if that is gone.
+    fn ask(&mut self, g: usize) {
+        let now = self.now;
+        if self.governors[g].absence.is_some() {
+            return self.begin_own(g);
+        }
+        let governor = &mut self.governors[g];
+        governor.phase = Phase::Asking;
+        governor.before = governor.totals;
+        let burst = burst_ns(governor.in_stream, self.sessions[governor.tenant].quota);
+        let message = Message {
+            call: governor.call + 1,
+            kind: MessageKind::Ask,
+            report: governor.report.take(),
+            outside_ns: governor.outside_ns + governor.own_ns.min(burst),
+            queued_ns: governor.queued_ns,
+        };
+        (governor.outside_ns, governor.own_ns) = (0, 0);
+        self.send(g, message);
+        self.arm(g, now + POLL_NS + GRACE_NS);
+    }
+
+    fn send(&mut self, g: usize, message: Message) {
+        self.governors[g].call = message.call;
+        let way = self.way();
+        if self.daemon.is_some() {
+            self.plan(self.now + way, Event::Arrives(g, message));
+        } else if message.kind != MessageKind::Tell {
+            self.plan(self.now + way, Event::Answers(g, message.call, Answer::Lost));
+        }
+    }
+
+    /// The daemon could not be reached, or has not answered in time.
+    fn lost(&mut self, g: usize) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        let absence = governor.absence.get_or_insert(Absence::begin(now));
+        absence.fails(now, false);
+        // A late answer is to be taken for none.
+        governor.call += 1;
+        match governor.phase {
+            Phase::Asking => {
+                if governor.gate_open {
+                    // The daemon has opened it, and its answer does not come: the lease goes back.
+                    governor.gate_open = false;
+                }
+                self.begin_own(g);
+            }
+            Phase::Renewing => {
+                let lease = match self.try_own(g) {
+                    Some(length) => Lease { shared: true, ..Lease::own(now, length, false) },
+                    None => Lease { id: None, ..Lease::own(now, 0, false) },
+                };
+                self.renewed(g, lease);
+            }
+            _ => {}
+        }
+    }
+
+    /// An answer has come.
+    pub(crate) fn answered(&mut self, g: usize, call: u64, answer: Answer) {
+        let now = self.now;
+        if self.governors[g].call != call {
+            // It hung up: what was granted goes back.
+            if let Answer::Granted(grant, opened) = answer {
+                let gate = self.governors[g].gate();
+                let holds = self.governors[g].tenure.as_ref().is_some_and(|t| t.lease.id.is_some());
+                if !holds {
+                    self.governors[g].gate_open &= self.governors[g].tenure.is_some();
+                }
+                self.give_back(gate, grant.lease, opened.is_some());
+            }
+            return;
+        }
+        match (self.governors[g].phase, answer) {
+            (Phase::Asking | Phase::Renewing, Answer::Lost) => self.lost(g),
+            (Phase::Asking, Answer::NotYet(withheld)) => {
+                if withheld {
+                    self.governors[g].phase = Phase::Withheld;
+                    self.arm(g, now + LOOK_NS);
+                } else if self.governors[g].is_wanted() {
+                    self.ask(g);
+                } else {
+                    self.rest(g);
+                }
+            }
+            (Phase::Asking, Answer::Granted(grant, opened)) => {
+                let begun = opened.unwrap_or(now);
+                match self.believed(g, grant, begun) {
+                    Some(lease) => self.begin(g, lease),
+                    None => {
+                        let gate = self.governors[g].gate();
+                        self.governors[g].gate_open = false;
+                        self.give_back(gate, grant.lease, opened.is_some());
+                        let absence = &mut self.governors[g].absence;
+                        absence.get_or_insert(Absence::begin(now)).fails(now, true);
+                        self.begin_own(g);
+                    }
+                }
+            }
+            (Phase::Renewing, Answer::Renewed(renewed)) => {
+                let present = self.governors[g].tenure.as_ref().map(|tenure| tenure.lease);
+                let renewed = renewed.and_then(|grant| self.believed(g, grant, now));
+                if let Some(lease) = renewed.or(present) {
+                    self.renewed(g, lease);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What is believed of a grant.
+    fn believed(&mut self, g: usize, grant: Grant, begun: u64) -> Option<Lease> {
+        let now = self.now;
+        let several = self.is_of_several(g);
+        let allowed = self.ledger(g, |ledger, _| ledger.allowed_elsewhere(now));
+        let length = allowed.min(grant.length_ns.min(turns::LONGEST_LEASE_NS));
+        let (id, end) = (Some(grant.lease.0), begun + length);
+        let Grant { shared, exclusive, .. } = grant;
+        let own = Lease::own(begun, 0, several);
+        (allowed >= MS).then_some(Lease { end, id, shared, exclusive, ..own })
+    }
+
+    /// The gate is opened, or has been.
+    fn begin(&mut self, g: usize, lease: Lease) {
+        let now = self.now;
+        let left = !self.governors[g].begun.is_empty();
+        let governor = &mut self.governors[g];
+        governor.shared = governor.neighbours.note(&lease, now);
+        let totals = if lease.begun < now { governor.before } else { governor.totals };
+        let usage = if left && lease.begun == now {
+            Usage::with_rest(lease.begun, totals)
+        } else {
+            Usage::new(lease.begun, totals)
+        };
+        let tenure = Tenure::new(now, lease, usage);
+        let at = tenure.sleeps_until(now, governor.in_stream);
+        governor.tenure = Some(tenure);
+        governor.phase = Phase::Open;
+        if is_closed(governor.closed, lease) {
+            return self.close(g);
+        }
+        governor.gate_open = true;
+        self.arm(g, at);
+        self.pump(g);
+    }
+
+    /// The governor looks while the gate is open.
+    fn look(&mut self, g: usize) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        let gate = governor.gate();
+        let Some(tenure) = governor.tenure.as_mut() else { return };
+        if now >= tenure.lease.end || is_closed(governor.closed, tenure.lease) {
+            return self.close(g);
+        }
+        let was_kept = tenure.is_kept();
+        let goes_on = tenure.goes_on(governor.activity);
+        tenure.look(now, governor.totals, governor.busy_from);
+        let page = self.pages.entry(gate).or_default();
+        if goes_on {
+            page.rests = None;
+        } else if governor.held.is_empty() && governor.begun.is_empty() {
+            let idle_ns = tenure.idles(now, governor.totals);
+            if idle_ns >= tenure.patience(governor.in_stream, &governor.utilization) {
+                let id = tenure.lease.id.map(LeaseId).filter(|_| governor.in_stream);
+                let may_be_kept = id.is_some() && page.may_keep == id;
+                let kept = governor.in_stream && tenure.keeps(idle_ns, was_kept, may_be_kept);
+                if !kept {
+                    return self.close(g);
+                }
+                page.rests = id;
+            }
+        }
+        if tenure.is_to_be_renewed(now) {
+            return self.renew(g);
+        }
+        let at = tenure.sleeps_until(now, governor.in_stream);
+        self.arm(g, at);
+    }
+
+    /// Asks for the lease to go on.
+    fn renew(&mut self, g: usize) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        let Some(tenure) = governor.tenure.as_mut() else { return };
+        governor.utilization.add(tenure.used);
+        let (lease, used) = (tenure.lease, tenure.take_used());
+        match lease.id.map(LeaseId) {
+            Some(id) => {
+                let report = Some((id, told(governor.words, used, false)));
+                governor.phase = Phase::Renewing;
+                let message = Message {
+                    call: governor.call + 1,
+                    kind: MessageKind::Renew(id),
+                    report,
+                    outside_ns: 0,
+                    queued_ns: governor.queued_ns,
+                };
+                self.note_elsewhere(g, used);
+                self.send(g, message);
+                self.arm(g, now + AT_ONCE_NS);
+            }
+            None => {
+                let charge = used.alone();
+                governor.own_ns += charge;
+                let turn = self.ledger(g, |ledger, slot| ledger.renew_lease(slot, now, charge));
+                let back = self.daemon_is_back(g);
+                let renewed = match turn {
+                    Turn::Granted(length) if !back => Lease { end: now + length, ..lease },
+                    _ => lease,
+                };
+                self.renewed(g, renewed);
+            }
+        }
+    }
+
+    /// A lease stands like this now.
+    fn renewed(&mut self, g: usize, lease: Lease) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        governor.phase = Phase::Open;
+        governor.shared = governor.neighbours.note(&lease, now);
+        let Some(tenure) = governor.tenure.as_mut() else { return };
+        tenure.renewed(now, lease, false);
+        if now >= lease.end || is_closed(governor.closed, lease) {
+            return self.close(g);
+        }
+        let at = tenure.sleeps_until(now, governor.in_stream);
+        self.arm(g, at);
+        self.pump(g);
+    }
+
+    /// Closes the gate.
+    pub(crate) fn close(&mut self, g: usize) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        governor.gate_open = false;
+        governor.phase = Phase::Draining;
+        if let Some(tenure) = governor.tenure.as_mut() {
+            tenure.look(now, governor.totals, governor.busy_from);
+        }
+        self.pages.entry(governor.gate()).or_default().rests = None;
+        self.pump(g);
+        self.drained(g);
+        let at = if self.governors[g].begun.is_empty() { now } else { now + TELL_NS };
+        self.arm(g, at);
+    }
+
+    /// Something has ended, or nothing was under way: the daemon may learn that all is done.
+    pub(crate) fn drained(&mut self, g: usize) {
+        let governor = &self.governors[g];
+        if governor.phase != Phase::Draining || !governor.begun.is_empty() {
+            return;
+        }
+        let lease = governor.tenure.as_ref().and_then(|tenure| tenure.lease.id);
+        if let Some(lease) = lease.filter(|_| governor.in_stream) {
+            self.plan(self.now + PAGE_NS, Event::Ended(g, LeaseId(lease)));
+        }
+        let at = self.now + self.dice.up_to(DRAIN_LOOK_NS);
+        self.arm(g, at);
+    }
+
+    /// The governor looks whether what is left is done.
+    fn drain(&mut self, g: usize) {
+        let now = self.now;
+        let governor = &mut self.governors[g];
+        let done = governor.begun.is_empty();
+        let Some(tenure) = governor.tenure.as_mut() else { return };
+        let waits = governor.begun.iter().all(|begun| matches!(begun.work.kind, Kind::Value(_)));
+        tenure.look_at_the_rest(now, governor.totals, waits && !done, governor.shared);
+        if done {
+            tenure.usage.drained(governor.totals);
+        }
+        governor.utilization.add(tenure.used);
+        let (lease, used) = (tenure.lease, tenure.take_used());
+        if done {
+            governor.tenure = None;
+        }
+        match lease.id.map(LeaseId) {
+            Some(id) => {
+                let report = Some((id, told(governor.words, used, done)));
+                if done {
+                    governor.report = report;
+                    governor.queued_ns = governor.held_ns;
+                } else {
+                    self.tell(g, report);
+                }
+                self.note_elsewhere(g, used);
+            }
+            None => {
+                let charge = used.alone();
+                governor.own_ns += charge;
+                self.ledger(g, |ledger, slot| match done {
+                    true => ledger.end_lease(slot, now, charge),
+                    false => _ = ledger.renew_lease(slot, now, charge),
+                });
+                self.ring(g);
+            }
+        }
+        if !done {
+            return self.arm(g, now + TELL_NS);
+        }
+        if self.governors[g].is_wanted() {
+            self.ask(g);
+        } else {
+            self.rest(g);
+        }
+    }
+
+    /// Nobody wants a lease: tells what has not been told.
+    fn rest(&mut self, g: usize) {
+        let governor = &mut self.governors[g];
+        governor.phase = Phase::Idle;
+        let report = governor.report.take();
+        self.disarm(g);
+        if report.is_some() {
+            self.tell(g, report);
+        }
+    }
+
+    fn tell(&mut self, g: usize, report: Option<(LeaseId, Told)>) {
+        let governor = &mut self.governors[g];
+        let (call, kind) = (governor.call, MessageKind::Tell);
+        let queued_ns = governor.queued_ns;
+        self.send(g, Message { call, kind, report, outside_ns: 0, queued_ns });
+    }
+
+    /// Asks the session's own account.
+    fn begin_own(&mut self, g: usize) {
+        let now = self.now;
+        let turn = self.ledger(g, |ledger, slot| ledger.begin_lease(slot, now));
+        match turn {
+            Turn::Granted(length) => self.begin(g, Lease::own(now, length, false)),
+            Turn::In(wait) => {
+                self.governors[g].phase = Phase::Own;
+                self.arm(g, now + wait.clamp(1, LOOK_NS));
+            }
+        }
+    }
+
+    fn try_own(&mut self, g: usize) -> Option<u64> {
+        let now = self.now;
+        match self.ledger(g, |ledger, slot| ledger.begin_lease(slot, now)) {
+            Turn::Granted(length) => Some(length),
+            Turn::In(_) => None,
+        }
+    }
+
+    /// A governor that waits for its own account, or for what is withheld, looks around.
+    fn look_around(&mut self, g: usize) {
+        if !self.governors[g].is_wanted() {
+            self.ledger(g, |ledger, slot| ledger.stop_waiting(slot));
+            return self.rest(g);
+        }
+        self.daemon_is_back(g);
+        self.ask(g);
+    }
+
+    /// Tries to reach a daemon that was gone, if it is time. Whether leases come from there.
+    fn daemon_is_back(&mut self, g: usize) -> bool {
+        let (now, there) = (self.now, self.daemon.is_some());
+        let absence = &mut self.governors[g].absence;
+        match absence {
+            Some(lost) if lost.is_over(now) && !there => lost.fails(now, false),
+            Some(lost) if lost.is_over(now) => *absence = None,
+            _ => {}
+        }
+        absence.is_none()
+    }
+
+    /// Leases of a session's own account end: others of its processes may begin.
+    fn ring(&mut self, g: usize) {
+        let (tenant, device) = (self.governors[g].tenant, self.governors[g].device);
+        for other in 0..self.governors.len() {
+            let sibling = &self.governors[other];
+            if other != g
+                && (sibling.tenant, sibling.device, sibling.phase) == (tenant, device, Phase::Own)
+            {
+                self.arm(other, self.now);
+            }
+        }
+    }
+
+    /// What was used under a daemon's lease is noted in the page.
+    fn note_elsewhere(&mut self, g: usize, used: Used) {
+        let (now, shared) = (self.now, self.governors[g].shared);
+        let sure = if shared { used.estimated_ns.min(used.held_ns) } else { used.alone() };
+        self.ledger(g, |ledger, slot| {
+            ledger.used_elsewhere(slot, now, used.needed_ns(), used.alone(), sure);
+        });
+    }
+
+    fn ledger<T>(&mut self, g: usize, call: impl FnOnce(&mut Ledger<'_>, usize) -> T) -> T {
+        let governor = &self.governors[g];
+        let pages = &mut self.sessions[governor.tenant].pages;
+        let page = pages.entry(governor.device).or_insert_with(session::layout::PageLayout::blank);
+        call(&mut Ledger::new(page), governor.slot)
+    }
+
+    fn is_of_several(&self, g: usize) -> bool {
+        self.processes[self.governors[g].process].governors.len() > 1
+    }
+
+    /// Whether a device has begun fewer collectives than another of its process: that one waits for it.
+    fn catches_up(&self, g: usize) -> bool {
+        let own = &self.governors[g];
+        let peers = &self.processes[own.process].governors;
+        peers.iter().any(|&peer| self.governors[peer].collectives > own.collectives)
+    }
+
+    /// Lets through the gate what may pass.
+    pub(crate) fn pump(&mut self, g: usize) {
+        let now = self.now;
+        let mut begun_collective = false;
+        while let Some(&work) = self.governors[g].held.front() {
+            let catches_up = !self.governors[g].gate_open && self.catches_up(g);
+            let governor = &mut self.governors[g];
+            if governor.phase == Phase::Dead || !governor.gate_open && !catches_up {
+                break;
+            }
+            if !has_room(governor, work, now) {
+                break;
+            }
+            let pushed = match work.kind {
+                Kind::Kernel => {
+                    self.devices.push(governor.stream, Op::work(OpKind::Kernel, work.ns))
+                }
+                Kind::Value(there) => self.devices.push(governor.stream, Op::value(there)),
+                Kind::Collective(number) => {
+                    let members = self.processes[governor.process].governors.len() as u32;
+                    governor.collectives += 1;
+                    begun_collective = true;
+                    self.devices.push_collective(governor.stream, work.ns, number, members)
+                }
+            };
+            let Ok(position) = pushed else { break };
+            governor.pass();
+            governor.activity += 1;
+            governor.totals.launched_ns += work.estimated_ns;
+            governor.totals.outstanding_ns += work.estimated_ns;
+            if governor.tenure.is_none() && catches_up {
+                governor.outside_ns += work.estimated_ns;
+            }
+            governor.begun.push_back(Begun { position, work });
+            self.note_busy(g);
+        }
+        self.unblock(self.governors[g].process);
+        if begun_collective {
+            let peers = self.processes[self.governors[g].process].governors.clone();
+            peers.into_iter().filter(|&peer| peer != g).for_each(|peer| self.pump(peer));
+        }
+    }
+
+    /// Takes note of what the device has done.
+    pub(crate) fn settle(&mut self, g: usize) -> bool {
+        let governor = &mut self.governors[g];
+        let before = governor.begun.len();
+        while let Some(begun) = governor.begun.front() {
+            let (slot, generation) = (governor.stream.slot, governor.stream.generation);
+            if !self.devices.passed(slot, generation, begun.position) {
+                break;
+            }
+            governor.totals.outstanding_ns -= begun.work.estimated_ns;
+            governor.begun.pop_front();
+        }
+        let ended = governor.begun.len() < before;
+        if ended {
+            self.note_busy(g);
+            self.pump(g);
+            self.drained(g);
+        }
+        ended
+    }
+
+    /// Work is under way, or none is.
+    fn note_busy(&mut self, g: usize) {
+        let governor = &mut self.governors[g];
+        let busy =
+            governor.begun.front().is_some_and(|begun| !matches!(begun.work.kind, Kind::Value(_)));
+        match (governor.busy_from, busy) {
+            (None, true) => governor.busy_from = Some(self.now),
+            (Some(from), false) => {
+                governor.totals.backlogged_ns += self.now - from;
+                governor.busy_from = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a launch has to wait on its thread.
+    pub(crate) fn is_full(&self, g: usize) -> bool {
+        let governor = &self.governors[g];
+        if governor.in_stream {
+            governor.held.len() >= AHEAD_LAUNCHES || governor.held_ns >= AHEAD_NS
+        } else {
+            !governor.held.is_empty()
+        }
+    }
+
+    fn unblock(&mut self, p: usize) {
+        let process = &self.processes[p];
+        if process.thread == Thread::Blocked && !process.governors.iter().any(|&g| self.is_full(g))
+        {
+            self.processes[p].thread = Thread::Runs;
+            let lag = self.lag();
+            self.plan(self.now + lag, Event::Goes(p));
+        }
+    }
+}
+
+/// Whether the daemon has ended a lease early.
+fn is_closed(closed: Option<LeaseId>, lease: Lease) -> bool {
+    closed.is_some_and(|closed| lease.id == Some(closed.0))
+}
+
+/// Whether so much more may be outstanding. With a gate in streams what has begun ends before the gate is closed.
+fn has_room(governor: &crate::node::Governor, work: Work, now: u64) -> bool {
+    if governor.begun.is_empty() {
+        return true;
+    }
+    if governor.in_stream {
+        return false;
+    }
+    let left = governor.tenure.as_ref().map_or(0, |tenure| tenure.lease.end.saturating_sub(now));
+    let room = if governor.shared { LEAST_OUTSTANDING_NS } else { limiter_core::room_ns(left) };
+    let room = if governor.begun.len() <= 1 { room.max(2 * LEAST_OUTSTANDING_NS) } else { room };
+    governor.totals.outstanding_ns + work.estimated_ns <= room
+}
+
+/// What the daemon's account of a session saves up at most.
+fn burst_ns(in_stream: bool, quota: limits::ComputeLimit) -> u64 {
+    let handover = if in_stream { turns::Handover::InStream } else { turns::Handover::OnThread };
+    turns::burst_ns(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM), handover)
+}
+
+/// A report.
+fn told(words: Words, used: Used, done: bool) -> Told {
+    let Used { held_ns, estimated_ns, backlogged_ns, idle_ns } = used;
+    match words {
+        Words::True => Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done },
+        Words::Idle => Told { held_ns, estimated_ns: 0, backlogged_ns: 0, idle_ns: held_ns, done },
+        Words::Half => {
+            let (estimated_ns, backlogged_ns) = (estimated_ns / 2, backlogged_ns / 2);
+            Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What has to hold after each event.
+//!
+//! What a session used is what the simulated devices say, not what anybody reports.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use limits::turns::{self, Handover};
+use limits::{ComputeLimit, Policy};
+
+use crate::scenario::{Scenario, Tenant, Words};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+const WHOLE: i128 = 1_000_000;
+/// By how much a share may be missed for ever, in millionths of the device: docs/specification.md says 2 points, and 5 for
+/// sessions whose reports are false, and for those beside them.
+const OFF_PPM: u32 = 20_000;
+const OFF_BY_LIES_PPM: u32 = 50_000;
+
+/// What is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Promise {
+    /// Nobody gets more than its limit.
+    Limit,
+    /// Who always wants the device gets its guarantee.
+    Guarantee,
+    /// Nobody waits for ever, and no devices wait for each other.
+    Progress,
+    /// Two workers that take turns never hold at once.
+    Exclusion,
+    /// Whatever waits at a gate, somebody looks after it.
+    LookedAfter,
+    /// What sessions used is what devices worked, and no more than the time that passed.
+    Time,
+}
+
+/// A promise that was not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// When that was noticed, in nanoseconds after the beginning.
+    pub at: u64,
+    /// Which one.
+    pub promise: Promise,
+    /// Whose, and by how much.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, promise, what } = self;
+        write!(f, "{promise:?} at {}.{:06} s: {what}", at / SECOND, at % SECOND / 1_000)
+    }
+}
+
+/// What a session got of a device.
+#[derive(Clone, Debug, Default)]
+pub struct Got {
+    /// How long the device worked for it, in nanoseconds.
+    pub used_ns: u64,
+    /// The most by which it was ahead of its limit and behind its guarantee at any time, in nanoseconds.
+    pub most_over_ns: u64,
+    /// See [`Self::most_over_ns`].
+    pub most_behind_ns: u64,
+    /// The longest time without any progress while something waited.
+    pub longest_wait_ns: u64,
+    over: i128,
+    behind: i128,
+    progressed_at: u64,
+    /// Until then something is different for a while, and nothing is counted.
+    excused_until: u64,
+}
+
+/// The watch over a run.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) got: BTreeMap<(usize, u32), Got>,
+    at: u64,
+    lies: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let mut got = BTreeMap::new();
+        for (tenant, its) in scenario.tenants.iter().enumerate() {
+            for &device in &its.devices {
+                let start = Got { excused_until: its.comes_at + 3 * SECOND, ..Got::default() };
+                got.insert((tenant, device), start);
+            }
+        }
+        let lies = scenario.tenants.iter().any(|tenant| tenant.words != Words::True);
+        Self { got, at: 0, lies }
+    }
+
+    /// What a session gets is different from what it is to get until a moment: it was changed, or something happened to it.
+    pub(crate) fn excuse(&mut self, tenant: Option<usize>, until: u64) {
+        for ((other, _), got) in &mut self.got {
+            if tenant.is_none_or(|tenant| tenant == *other) {
+                got.excused_until = got.excused_until.max(until);
+            }
+        }
+    }
+
+    /// A session used so much more of a device.
+    pub(crate) fn used(&mut self, tenant: usize, device: u32, ns: u64, now: u64) {
+        if let Some(got) = self.got.get_mut(&(tenant, device)) {
+            got.used_ns += ns;
+            got.over += i128::from(ns) * WHOLE;
+            got.behind -= i128::from(ns) * WHOLE;
+            if ns > 0 {
+                got.progressed_at = now;
+            }
+        }
+    }
+
+    /// Time has passed; `wants`: whether each session has work on a device.
+    pub(crate) fn check(
+        &mut self,
+        now: u64,
+        tenants: &[Tenant],
+        quotas: impl Fn(usize) -> ComputeLimit,
+        wants: impl Fn(usize, u32) -> bool,
+    ) -> Option<Violation> {
+        let passed = i128::from(now - self.at);
+        self.at = now;
+        let lies = self.lies;
+        let off = if lies { OFF_BY_LIES_PPM } else { OFF_PPM };
+        for (&(number, device), got) in &mut self.got {
+            let (tenant, quota) = (&tenants[number], quotas(number));
+            let wanted = wants(number, device);
+            if !wanted {
+                got.progressed_at = now;
+            }
+            let most = limit_ppm(&quota);
+            got.over = (got.over - passed * i128::from(most.saturating_add(off))).max(0);
+            let least = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
+            let due = (least - least / 20).saturating_sub(off);
+            got.behind = (got.behind + passed * i128::from(due)).max(0);
+            if now < got.excused_until {
+                (got.over, got.behind, got.progressed_at) = (0, 0, now);
+                continue;
+            }
+            if !wanted || !tenant.program.fills() {
+                got.behind = 0;
+            }
+            let over = (got.over / WHOLE) as u64;
+            let behind = (got.behind / WHOLE) as u64;
+            let waits = now - got.progressed_at;
+            got.most_over_ns = got.most_over_ns.max(over);
+            got.most_behind_ns = got.most_behind_ns.max(behind);
+            got.longest_wait_ns = got.longest_wait_ns.max(waits);
+            let broken = |promise, ns: u64, bound: u64| {
+                (ns > bound).then(|| {
+                    let us = [ns, bound].map(|ns| ns / 1_000);
+                    let what = format!(
+                        "session {number} on device {device}: {} us, {} allowed; {tenant:?}, now {quota:?}",
+                        us[0], us[1]
+                    );
+                    Violation { at: now, promise, what }
+                })
+            };
+            let (over_bound, behind_bound) =
+                (most_over_ns(tenant, &quota), most_behind_ns(tenant, &quota));
+            let wait_bound = longest_wait_ns(tenant, &quota);
+            // What a lie gains is bounded by what others lose: nobody else may want the device.
+            let honest = tenant.words == Words::True;
+            let violation = broken(Promise::Limit, over, over_bound)
+                .filter(|_| honest)
+                .or_else(|| broken(Promise::Guarantee, behind, behind_bound))
+                .or_else(|| broken(Promise::Progress, waits, wait_bound));
+            if violation.is_some() {
+                return violation;
+            }
+        }
+        None
+    }
+}
+
+/// The most that a session gets, however little others want.
+fn limit_ppm(quota: &ComputeLimit) -> u32 {
+    match quota.policy {
+        Policy::Fixed => quota.share_ppm,
+        Policy::Balance => quota.ceiling_ppm().unwrap_or(1_000_000),
+        Policy::None => 1_000_000,
+    }
+}
+
+fn handover(tenant: &Tenant) -> Handover {
+    match (tenant.devices.len() > 1, tenant.in_stream) {
+        (true, _) => Handover::Together,
+        (false, true) => Handover::InStream,
+        (false, false) => Handover::OnThread,
+    }
+}
+
+/// What a session may have used at once: what it may save up, with the daemon and by its own account, and what runs past
+/// the end of a lease in each of its processes, with what was queued behind it.
+fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
+    let burst = turns::burst_ns(limit_ppm(quota), handover(tenant));
+    let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS;
+    2 * burst + u64::from(tenant.processes) * past
+}
+
+/// What may be missing of its guarantee for a while: what it may save up, and a few turns.
+fn most_behind_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
+    let share = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
+    turns::burst_ns(share, handover(tenant)) + 2 * tenant.program.longest() + 200 * MS
+}
+
+/// How long a session waits at most: until a small share has earned what one launch costs, and the turns of the others.
+fn longest_wait_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
+    let share = u64::from(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)).max(1);
+    let turn = 8 * MS + 4 * tenant.program.longest() * u64::from(tenant.processes);
+    5 * SECOND + turn * 1_000_000 / share
+}

@@ -1,0 +1,761 @@
+//! The world: one event heap, from one seed.
+
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use fake_node::config::Config;
+use fake_node::layout::{Order, State};
+use limiter_core::{LeaseUtilization, Neighbours, Totals};
+use limits::{ComputeLimit, Limits};
+use scheduler::{Grant, LeaseId, SessionId, WorkerId};
+use session::layout::PageLayout;
+use session::ledger::{Ledger, TAKEN_OFF_NS};
+
+use crate::daemon::{Daemon, Effect, Gate, GatePage, Registration, Saved};
+use crate::dice::Dice;
+use crate::governor::POLL_NS;
+use crate::node::{
+    Answer, Event, Governor, Kind, Message, MessageKind, Phase, Planned, Process, Session, Thread,
+    Work,
+};
+use crate::program::Step;
+use crate::scenario::{Scenario, Trouble};
+use crate::watch::{Got, Promise, Violation, Watch};
+
+const MS: u64 = 1_000_000;
+const US: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+/// The daemon reads its clock at least this often while it is in use.
+const TICK_NS: u64 = 50 * MS;
+/// A store into a gate page reaches streams, or a governor that sleeps on it.
+const STORE_NS: u64 = 10 * US;
+/// So many events at one moment are one that never ends.
+const MOST_AT_ONCE: u32 = 100_000;
+
+/// What became of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Of all that happened: it is the same for the same scenario.
+    pub digest: u64,
+    /// How many events there were.
+    pub events: u64,
+    /// The first promise that was not kept.
+    pub violation: Option<Violation>,
+    /// What each session got of each device.
+    pub got: BTreeMap<(usize, u32), Got>,
+}
+
+/// See the module.
+pub(crate) struct World {
+    scenario: Scenario,
+    pub(crate) now: u64,
+    heap: BinaryHeap<Planned>,
+    planned: u64,
+    pub(crate) dice: Dice,
+    pub(crate) devices: Box<State>,
+    pub(crate) daemon: Option<Daemon>,
+    saved: Option<(Saved, std::collections::BTreeSet<SessionId>, u64)>,
+    pub(crate) pages: BTreeMap<Gate, GatePage>,
+    pub(crate) sessions: Vec<Session>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) governors: Vec<Governor>,
+    /// What the devices had worked for each governor when that was last seen.
+    seen_ns: Vec<u64>,
+    /// The daemon's timer.
+    alarm_at: u64,
+    /// How late messages and wake-ups are at most, and until when.
+    late_messages: (u64, u64),
+    late_wakeups: (u64, u64),
+    watch: Watch,
+    violation: Option<Violation>,
+    digest: u64,
+    events: u64,
+}
+
+/// Lets a scenario happen.
+pub fn run(scenario: &Scenario) -> Outcome {
+    let mut world = World::new(scenario.clone());
+    world.happen();
+    let World { digest, events, violation, watch, .. } = world;
+    Outcome { digest, events, violation, got: watch.got }
+}
+
+impl World {
+    fn new(scenario: Scenario) -> Self {
+        let config = Config { devices: scenario.devices, ..Config::default() };
+        let sessions = scenario.tenants.iter().map(|tenant| {
+            let (pages, slots, stopped_until) = (BTreeMap::new(), 0, 0);
+            Session { quota: tenant.quota, pages, slots, stopped_until }
+        });
+        let sessions = sessions.collect();
+        let watch = Watch::new(&scenario);
+        let mut world = Self {
+            now: 0,
+            heap: BinaryHeap::new(),
+            planned: 0,
+            dice: Dice::new(scenario.seed ^ 0x5eed),
+            devices: State::boxed(config, 0),
+            daemon: Some(Daemon::default()),
+            saved: None,
+            pages: BTreeMap::new(),
+            sessions,
+            processes: Vec::new(),
+            governors: Vec::new(),
+            seen_ns: Vec::new(),
+            alarm_at: u64::MAX,
+            late_messages: (0, 0),
+            late_wakeups: (0, 0),
+            watch,
+            violation: None,
+            digest: 0xcbf2_9ce4_8422_2325,
+            events: 0,
+            scenario,
+        };
+        for tenant in 0..world.scenario.tenants.len() {
+            for _ in 0..world.scenario.tenants[tenant].processes {
+                let at = world.scenario.tenants[tenant].comes_at;
+                world.plan(at, Event::Comes(tenant));
+            }
+        }
+        for (number, (at, _)) in world.scenario.troubles.clone().into_iter().enumerate() {
+            world.plan(at, Event::Trouble(number));
+        }
+        world
+    }
+
+    pub(crate) fn plan(&mut self, at: u64, event: Event) {
+        self.planned += 1;
+        self.heap.push(Planned { at: at.max(self.now), number: self.planned, event });
+    }
+
+    /// Wakes a governor at a moment, and not at any other that was planned before.
+    pub(crate) fn arm(&mut self, g: usize, at: u64) {
+        let late = self.lag();
+        let governor = &mut self.governors[g];
+        governor.alarm += 1;
+        governor.wakes_at = Some(at);
+        let alarm = governor.alarm;
+        self.plan(at + late, Event::Wakes(g, alarm));
+    }
+
+    pub(crate) fn disarm(&mut self, g: usize) {
+        self.governors[g].alarm += 1;
+        self.governors[g].wakes_at = None;
+    }
+
+    /// How long a message takes.
+    pub(crate) fn way(&mut self) -> u64 {
+        let usual = self.dice.between(60 * US, 250 * US);
+        let (most, until) = self.late_messages;
+        usual + if self.now < until { self.dice.up_to(most) } else { 0 }
+    }
+
+    /// How late a thread wakes up.
+    pub(crate) fn lag(&mut self) -> u64 {
+        let usual = self.dice.up_to(10 * US);
+        let (most, until) = self.late_wakeups;
+        usual + if self.now < until { self.dice.up_to(most) } else { 0 }
+    }
+
+    fn happen(&mut self) {
+        let end = self.scenario.length;
+        let (mut at, mut at_once) = (0, 0);
+        while self.violation.is_none() {
+            let next = self.heap.peek().map_or(u64::MAX, |planned| planned.at);
+            let worked = self.devices.step(next.min(end));
+            self.now = self.devices.now;
+            if worked {
+                self.settle_all();
+            } else if next > end {
+                break;
+            } else if let Some(Planned { event, .. }) = self.heap.pop() {
+                self.events += 1;
+                self.handle(event);
+            }
+            at_once = if self.now == at { at_once + 1 } else { 0 };
+            if at_once > MOST_AT_ONCE {
+                self.breaks(Promise::Progress, "events without end at one moment".to_owned());
+            }
+            if self.now > at {
+                at = self.now;
+                self.check();
+            }
+        }
+    }
+
+    fn breaks(&mut self, promise: Promise, what: String) {
+        let at = self.now;
+        self.violation.get_or_insert(Violation { at, promise, what });
+    }
+
+    fn note(&mut self, words: [u64; 3]) {
+        for word in [self.now].into_iter().chain(words) {
+            self.digest = (self.digest ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+        }
+    }
+
+    fn settle_all(&mut self) {
+        for g in 0..self.governors.len() {
+            if !self.governors[g].begun.is_empty() && self.settle(g) {
+                self.note([1, g as u64, self.governors[g].activity]);
+                self.wake_waiting(self.governors[g].process);
+            }
+        }
+    }
+
+    /// A thread goes on that waited for all that it had launched.
+    fn wake_waiting(&mut self, p: usize) {
+        let process = &self.processes[p];
+        let idle = || process.governors.iter().all(|&g| self.governors[g].is_idle());
+        if process.thread == Thread::Waits && idle() {
+            self.processes[p].thread = Thread::Runs;
+            let lag = self.lag();
+            self.plan(self.now + lag, Event::Goes(p));
+        }
+    }
+
+    fn stopped_until(&self, tenant: usize) -> Option<u64> {
+        Some(self.sessions[tenant].stopped_until).filter(|&until| until > self.now)
+    }
+
+    fn handle(&mut self, event: Event) {
+        if let Event::Goes(p) = event
+            && let Some(until) = self.stopped_until(self.processes[p].tenant)
+        {
+            return self.plan(until, event);
+        }
+        if let Event::Wakes(g, _) | Event::Answers(g, ..) = event
+            && let Some(until) = self.stopped_until(self.governors[g].tenant)
+        {
+            return self.plan(until, event);
+        }
+        match event {
+            Event::Comes(tenant) => self.start(tenant),
+            Event::Goes(p) => self.go(p),
+            Event::Wakes(g, alarm) => {
+                if self.governors[g].alarm == alarm {
+                    self.governors[g].wakes_at = None;
+                    self.govern(g);
+                }
+            }
+            Event::Arrives(g, message) => self.arrives(g, message),
+            Event::Answers(g, call, answer) => {
+                if self.governors[g].phase != Phase::Dead {
+                    self.answered(g, call, answer);
+                } else if let Answer::Granted(grant, opened) = answer {
+                    self.give_back(self.governors[g].gate(), grant.lease, opened.is_some());
+                }
+            }
+            Event::PollEnds(g, call) => {
+                let gate = self.governors[g].gate();
+                let now = self.now;
+                if self.daemon.as_mut().is_some_and(|daemon| daemon.give_up(gate, call, now)) {
+                    self.answer_not_yet(g, call);
+                    self.decide();
+                }
+            }
+            Event::GateOpens(g, lease) => self.gate_opens(g, lease),
+            Event::GateCloses(g, lease) => self.gate_closes(g, lease),
+            Event::Ended(g, lease) => {
+                let (gate, now) = (self.governors[g].gate(), self.now);
+                if let Some(daemon) = &mut self.daemon {
+                    daemon.ended(gate, lease, now);
+                    self.decide();
+                }
+            }
+            Event::Gone(p) => self.gone(p),
+            Event::Alarm(at) => {
+                if at == self.alarm_at {
+                    self.alarm_at = u64::MAX;
+                    self.decide();
+                }
+            }
+            Event::Trouble(number) => self.trouble(number),
+            Event::Better(number) => self.better(number),
+        }
+    }
+
+    /// A process of a session starts.
+    fn start(&mut self, tenant: usize) {
+        let its = self.scenario.tenants[tenant].clone();
+        let p = self.processes.len();
+        let worker = WorkerId(p as u64 + 1);
+        let pid = p as u32 + 1;
+        let Ok(slot) = self.devices.add_process(pid, 1) else { return };
+        let now = self.now;
+        let page_slot = self.sessions[tenant].slots;
+        self.sessions[tenant].slots += 1;
+        let estimates = self.dice.between(970, 1_030);
+        let mut own = Vec::new();
+        for &device in &its.devices {
+            let Ok(stream) = self.devices.create_stream(slot, device, 1, Order::NonBlocking, 0)
+            else {
+                return;
+            };
+            let quota = self.sessions[tenant].quota;
+            let pages = &mut self.sessions[tenant].pages;
+            let page = pages.entry(device).or_insert_with(PageLayout::blank);
+            page.set_limits(&Limits { memory: None, compute: quota });
+            Ledger::new(page).enroll(page_slot, pid, 1, now);
+            own.push(self.governors.len());
+            self.seen_ns.push(0);
+            self.governors.push(Governor {
+                tenant,
+                process: p,
+                worker,
+                session: SessionId(tenant as u64),
+                device,
+                stream,
+                slot: page_slot,
+                in_stream: its.in_stream,
+                words: its.words,
+                estimates,
+                phase: Phase::Idle,
+                gate_open: false,
+                shared: false,
+                tenure: None,
+                utilization: LeaseUtilization::default(),
+                neighbours: Neighbours::default(),
+                absence: None,
+                report: None,
+                outside_ns: 0,
+                own_ns: 0,
+                queued_ns: 0,
+                closed: None,
+                call: 0,
+                alarm: 0,
+                wakes_at: None,
+                held: VecDeque::new(),
+                held_ns: 0,
+                begun: VecDeque::new(),
+                totals: Totals::default(),
+                before: Totals::default(),
+                busy_from: None,
+                activity: 0,
+                collectives: 0,
+            });
+        }
+        self.processes.push(Process {
+            tenant,
+            program: its.program,
+            slot,
+            governors: own,
+            thread: Thread::Runs,
+            steps: 0,
+            alive: true,
+            collectives: 0,
+            arrives_at: now,
+        });
+        self.plan(now, Event::Goes(p));
+    }
+
+    /// A process's thread goes on until it waits for something.
+    fn go(&mut self, p: usize) {
+        let now = self.now;
+        while self.processes[p].alive && self.processes[p].thread == Thread::Runs {
+            let process = &mut self.processes[p];
+            let step = process.program.step(process.steps, now, &mut self.dice);
+            process.steps += 1;
+            match step {
+                Step::Launch(ns) => self.launch(p, ns, Kind::Kernel),
+                Step::Collective(ns) => {
+                    self.processes[p].collectives += 1;
+                    let number = (p as u64) << 40 | self.processes[p].collectives;
+                    self.launch(p, ns, Kind::Collective(number));
+                }
+                Step::Hold => self.launch(p, 0, Kind::Value(false)),
+                Step::Release => self.release(p),
+                Step::Wait => {
+                    self.processes[p].thread = Thread::Waits;
+                    self.wake_waiting(p);
+                }
+                Step::Cpu(ns) => {
+                    let lag = self.lag();
+                    return self.plan(now + ns + lag, Event::Goes(p));
+                }
+                Step::Request(ns) => {
+                    self.processes[p].arrives_at += ns;
+                    let at = self.processes[p].arrives_at.max(now);
+                    let lag = self.lag();
+                    return self.plan(at + lag, Event::Goes(p));
+                }
+            }
+        }
+    }
+
+    fn launch(&mut self, p: usize, ns: u64, kind: Kind) {
+        for g in self.processes[p].governors.clone() {
+            let estimated_ns = ns * self.governors[g].estimates / 1_000;
+            self.governors[g].hold(Work { ns, estimated_ns, kind });
+            self.pump(g);
+            self.want(g);
+        }
+        if self.processes[p].governors.iter().any(|&g| self.is_full(g)) {
+            self.processes[p].thread = Thread::Blocked;
+        }
+    }
+
+    /// The values are there for which streams of a process wait.
+    fn release(&mut self, p: usize) {
+        for g in self.processes[p].governors.clone() {
+            let governor = &mut self.governors[g];
+            for work in &mut governor.held {
+                if let Kind::Value(there) = &mut work.kind {
+                    *there = true;
+                }
+            }
+            for begun in &governor.begun {
+                if let Kind::Value(false) = begun.work.kind {
+                    self.devices.tell(governor.stream, begun.position, true);
+                }
+            }
+        }
+    }
+
+    fn arrives(&mut self, g: usize, message: Message) {
+        let now = self.now;
+        let governor = &self.governors[g];
+        if governor.phase == Phase::Dead {
+            return;
+        }
+        let (gate, session, tenant) = (governor.gate(), governor.session, governor.tenant);
+        let in_stream = governor.in_stream;
+        let several = self.processes[governor.process].governors.len() > 1;
+        let Some(daemon) = &mut self.daemon else {
+            if message.kind != MessageKind::Tell {
+                let way = self.way();
+                self.plan(now + way, Event::Answers(g, message.call, Answer::Lost));
+            }
+            return;
+        };
+        if daemon.knows(gate) {
+            if let Some((lease, told)) = message.report {
+                daemon.report(gate, lease, told, now);
+            }
+        } else {
+            let quota = self.sessions[tenant].quota;
+            daemon.register(gate, Registration { session, quota, in_stream }, now);
+        }
+        if several && message.kind == MessageKind::Ask {
+            daemon.set_together(session, gate.1);
+        }
+        daemon.used_outside(gate, message.outside_ns, now);
+        daemon.has_queued(gate, message.queued_ns);
+        match message.kind {
+            MessageKind::Ask => {
+                daemon.ask(gate, message.call, now);
+                self.plan(now + POLL_NS, Event::PollEnds(g, message.call));
+            }
+            MessageKind::Renew(lease) => {
+                let renewed = daemon.renew(session, gate, lease, now);
+                if renewed.is_some() {
+                    self.check_exclusion(g);
+                }
+                let way = self.way();
+                self.plan(now + way, Event::Answers(g, message.call, Answer::Renewed(renewed)));
+            }
+            MessageKind::Tell => {}
+        }
+        self.decide();
+    }
+
+    fn answer_not_yet(&mut self, g: usize, call: u64) {
+        let governor = &self.governors[g];
+        let (session, device) = (governor.session, governor.device);
+        let withheld = self.daemon.as_ref().is_some_and(|daemon| daemon.withholds(session, device));
+        let way = self.way();
+        self.plan(self.now + way, Event::Answers(g, call, Answer::NotYet(withheld)));
+    }
+
+    /// The daemon takes back a lease that its caller does not use.
+    pub(crate) fn give_back(&mut self, (worker, device): Gate, lease: LeaseId, opened: bool) {
+        let now = self.now;
+        let scheduler = self.daemon.as_mut().and_then(|daemon| daemon.schedulers.get_mut(&device));
+        if let Some(scheduler) = scheduler {
+            if opened {
+                scheduler.end_unreported(worker, lease, now);
+            } else {
+                scheduler.take_back(worker, lease, now);
+            }
+            self.decide();
+        }
+    }
+
+    fn governor_of(&self, (worker, device): Gate) -> Option<usize> {
+        let process = self.processes.get(worker.0 as usize - 1)?;
+        process.governors.iter().copied().find(|&g| self.governors[g].device == device)
+    }
+
+    /// The daemon decides.
+    fn decide(&mut self) {
+        let now = self.now;
+        let Some(daemon) = &mut self.daemon else { return };
+        let effects = daemon.decide(&mut self.pages, now);
+        for effect in effects {
+            match effect {
+                Effect::Grant(device, grant) => self.granted(device, grant),
+                Effect::Stop(gate, lease) => {
+                    if let Some(g) = self.governor_of(gate) {
+                        self.note([2, g as u64, lease.0]);
+                        self.plan(now + STORE_NS, Event::GateCloses(g, lease));
+                    }
+                }
+                Effect::Keep(gate, _, may) => {
+                    if let Some(g) = self.governor_of(gate)
+                        && !may
+                        && self.governors[g].phase == Phase::Open
+                    {
+                        self.arm(g, now + STORE_NS);
+                    }
+                }
+            }
+        }
+        self.set_alarm();
+    }
+
+    fn set_alarm(&mut self) {
+        let now = self.now;
+        let Some(daemon) = &self.daemon else { return };
+        let in_use = daemon.schedulers.values().any(scheduler::Scheduler::is_in_use);
+        let tick = in_use.then_some(now + TICK_NS);
+        let next = daemon.next_deadline(now).into_iter().chain(tick).min();
+        if let Some(next) = next.filter(|&next| next < self.alarm_at) {
+            self.alarm_at = next;
+            self.plan(next, Event::Alarm(next));
+        }
+    }
+
+    fn granted(&mut self, device: u32, grant: Grant) {
+        let Some(g) = self.governor_of((grant.worker, device)) else { return };
+        self.note([3, g as u64, grant.length_ns]);
+        self.check_exclusion(g);
+        let governor = &self.governors[g];
+        let (call, in_stream) = (governor.call, governor.in_stream);
+        let way = self.way();
+        let opens = self.now + STORE_NS;
+        if in_stream {
+            self.plan(opens, Event::GateOpens(g, grant.lease));
+        }
+        let opened = in_stream.then_some(opens);
+        self.plan(
+            opens.max(self.now + way),
+            Event::Answers(g, call, Answer::Granted(grant, opened)),
+        );
+    }
+
+    /// The daemon's store has opened a gate in streams: work begins before the answer is there.
+    fn gate_opens(&mut self, g: usize, lease: LeaseId) {
+        let governor = &mut self.governors[g];
+        if governor.phase == Phase::Asking && governor.closed != Some(lease) {
+            governor.gate_open = true;
+            self.pump(g);
+        }
+    }
+
+    fn gate_closes(&mut self, g: usize, lease: LeaseId) {
+        let stopped = self.stopped_until(self.governors[g].tenant).is_some();
+        let governor = &mut self.governors[g];
+        let own = governor.tenure.as_ref().and_then(|tenure| tenure.lease.id);
+        match (governor.phase, own) {
+            (Phase::Asking, _) => {
+                governor.gate_open = false;
+                governor.closed = Some(lease);
+            }
+            (Phase::Open, Some(id)) if id == lease.0 => {
+                governor.gate_open = false;
+                if stopped {
+                    governor.closed = Some(lease);
+                } else {
+                    self.close(g);
+                }
+            }
+            (Phase::Renewing, Some(id)) if id == lease.0 => {
+                governor.gate_open = false;
+                governor.closed = Some(lease);
+            }
+            _ => {}
+        }
+    }
+
+    /// A process is killed.
+    fn kill(&mut self, p: usize) {
+        self.processes[p].alive = false;
+        self.devices.process_died(self.processes[p].slot);
+        for g in self.processes[p].governors.clone() {
+            let governor = &mut self.governors[g];
+            governor.phase = Phase::Dead;
+            governor.gate_open = false;
+            governor.drop_held();
+            governor.begun.clear();
+            self.disarm(g);
+        }
+        self.plan(self.now + TAKEN_OFF_NS, Event::Gone(p));
+    }
+
+    fn gone(&mut self, p: usize) {
+        let (now, tenant) = (self.now, self.processes[p].tenant);
+        for g in self.processes[p].governors.clone() {
+            let Governor { device, slot, .. } = self.governors[g];
+            if let Some(page) = self.sessions[tenant].pages.get(&device) {
+                Ledger::new(page).vacate(slot, now);
+            }
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.leave(WorkerId(p as u64 + 1), SessionId(tenant as u64), now);
+            self.decide();
+        }
+    }
+
+    fn trouble(&mut self, number: usize) {
+        let now = self.now;
+        let (_, trouble) = self.scenario.troubles[number];
+        self.note([4, number as u64, 0]);
+        let (whose, for_ns) = match trouble {
+            Trouble::Killed { tenant, for_ns } => {
+                let mut own = (0..self.processes.len()).rev();
+                let alive =
+                    own.find(|&p| self.processes[p].alive && self.processes[p].tenant == tenant);
+                let Some(p) = alive else { return };
+                self.kill(p);
+                self.plan(now + for_ns, Event::Comes(tenant));
+                (Some(tenant), for_ns)
+            }
+            Trouble::Stopped { tenant, for_ns } => {
+                self.sessions[tenant].stopped_until = now + for_ns;
+                (Some(tenant), for_ns)
+            }
+            Trouble::DaemonDies { for_ns } => {
+                let Some(mut daemon) = self.daemon.take() else { return };
+                let (saved, frozen) = daemon.save(now);
+                self.saved = Some((saved, frozen, now));
+                self.alarm_at = u64::MAX;
+                for g in 0..self.governors.len() {
+                    let Governor { phase, call, .. } = self.governors[g];
+                    if matches!(phase, Phase::Asking | Phase::Renewing) {
+                        let way = self.way();
+                        self.plan(now + way, Event::Answers(g, call, Answer::Lost));
+                    }
+                }
+                (None, for_ns)
+            }
+            Trouble::Frozen { tenant, for_ns } => {
+                self.set_frozen(tenant, true);
+                (Some(tenant), for_ns)
+            }
+            Trouble::Share { tenant, thousandths } => {
+                let quota = self.scenario.tenants[tenant].quota;
+                let share = u64::from(quota.share_ppm) * u64::from(thousandths) / 1_000;
+                let share_ppm = (share as u32).max(1_000);
+                self.set_quota(tenant, ComputeLimit { share_ppm, ..quota });
+                (Some(tenant), 0)
+            }
+            Trouble::LateMessages { most_ns, for_ns } => {
+                self.late_messages = (most_ns, now + for_ns);
+                (None, for_ns)
+            }
+            Trouble::LateWakeups { most_ns, for_ns } => {
+                self.late_wakeups = (most_ns, now + for_ns);
+                (None, for_ns)
+            }
+            Trouble::DeviceFails { device, for_ns } => {
+                self.set_suspended(device, true);
+                (None, for_ns)
+            }
+        };
+        self.watch.excuse(whose, now + for_ns + 2 * SECOND);
+        self.plan(now + for_ns, Event::Better(number));
+    }
+
+    fn better(&mut self, number: usize) {
+        match self.scenario.troubles[number].1 {
+            Trouble::DaemonDies { .. } => {
+                if let Some((saved, frozen, at)) = self.saved.take() {
+                    self.daemon = Some(Daemon::restored(saved, at, frozen));
+                }
+            }
+            Trouble::Frozen { tenant, .. } => self.set_frozen(tenant, false),
+            Trouble::DeviceFails { device, .. } => self.set_suspended(device, false),
+            _ => {}
+        }
+    }
+
+    fn set_frozen(&mut self, tenant: usize, frozen: bool) {
+        let (session, now) = (SessionId(tenant as u64), self.now);
+        match (&mut self.daemon, &mut self.saved) {
+            (Some(daemon), _) => daemon.set_frozen(session, frozen, now),
+            (None, Some((_, all, _))) if !frozen => _ = all.remove(&session),
+            _ => {}
+        }
+        self.decide();
+    }
+
+    fn set_suspended(&mut self, device: u32, suspended: bool) {
+        let now = self.now;
+        if let Some(daemon) = &mut self.daemon {
+            daemon.set_suspended(device, suspended, now);
+        }
+        self.decide();
+    }
+
+    fn set_quota(&mut self, tenant: usize, quota: ComputeLimit) {
+        let now = self.now;
+        self.sessions[tenant].quota = quota;
+        for (&device, page) in &self.sessions[tenant].pages {
+            page.set_limits(&Limits { memory: None, compute: quota });
+            if let Some(daemon) = &mut self.daemon {
+                daemon.set_quota(SessionId(tenant as u64), device, quota, now);
+            }
+        }
+        self.decide();
+    }
+
+    /// No lease is granted, or goes on, beside one that it excludes.
+    fn check_exclusion(&mut self, g: usize) {
+        let gate = self.governors[g].gate();
+        let beside = self.daemon.as_ref().and_then(|daemon| daemon.holds_beside(gate));
+        if let Some(other) = beside {
+            self.breaks(Promise::Exclusion, format!("{gate:?} got a lease beside {other:?}"));
+        }
+    }
+
+    /// Checks what has to hold.
+    fn check(&mut self) {
+        let now = self.now;
+        for (g, governor) in self.governors.iter().enumerate() {
+            let process = &self.devices.processes[self.processes[governor.process].slot as usize];
+            if u64::from(process.pid) != governor.worker.0 {
+                continue;
+            }
+            let worked = process.clients[governor.device as usize].worked_ns;
+            let more = worked - core::mem::replace(&mut self.seen_ns[g], worked);
+            self.watch.used(governor.tenant, governor.device, more, now);
+        }
+        for device in 0..self.scenario.devices {
+            let of_device = self.watch.got.iter().filter(|((_, other), _)| *other == device);
+            let used: u64 = of_device.map(|(_, got)| got.used_ns).sum();
+            let worked = self.devices.worked_ns(device);
+            if used != worked || worked > now {
+                let what = format!("device {device}: {used} used, {worked} worked, {now} passed");
+                self.breaks(Promise::Time, what);
+            }
+        }
+        let unattended = self.governors.iter().position(|governor| {
+            governor.is_wanted() && governor.phase != Phase::Dead && governor.wakes_at.is_none()
+        });
+        if let Some(g) = unattended {
+            let what = format!("{:?}", self.governors[g]);
+            self.breaks(Promise::LookedAfter, what);
+        }
+        let governors = &self.governors;
+        let wants = |tenant: usize, device: u32| {
+            let mut own =
+                governors.iter().filter(|one| (one.tenant, one.device) == (tenant, device));
+            own.any(|one| !one.is_idle())
+        };
+        let sessions = &self.sessions;
+        let quotas = |tenant: usize| sessions[tenant].quota;
+        let violation = self.watch.check(now, &self.scenario.tenants, quotas, wants);
+        if let Some(violation) = violation {
+            self.violation.get_or_insert(violation);
+        }
+    }
+}
