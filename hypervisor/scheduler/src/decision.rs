@@ -296,6 +296,7 @@ impl Scheduler {
             revoked: false,
             stopped: false,
             passed: false,
+            runs_on: false,
             may_keep: false,
             idle: false,
             keeps_since: None,
@@ -497,7 +498,9 @@ impl Scheduler {
         for id in &self.holding {
             let Some(worker) = self.workers.get_mut(id) else { continue };
             let Some(held) = worker.held.as_mut().filter(|held| !held.revoked) else { continue };
-            held.passed |= held.passes_at(&self.tuning).is_some_and(|at| at <= now);
+            if held.passes_at(&self.tuning).is_some_and(|at| at <= now) {
+                (held.passed, held.runs_on) = (true, true);
+            }
             if held.overdue_at(&self.tuning) <= now {
                 // Its gate may have been opened for it, and nobody be there to close it.
                 if worker.handover == Handover::InStream && !held.stopped {

@@ -122,6 +122,9 @@ impl Scheduler {
     /// the worker holds the lease.
     pub fn ended(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> bool {
         let Some(state) = self.workers.get_mut(&worker) else { return false };
+        if let Some(held) = state.held.as_mut().filter(|held| held.lease == lease && held.runs_on) {
+            (held.runs_on, held.ends_at) = (false, now);
+        }
         let is_held = |held: &&mut Held| held.lease == lease && !held.revoked && !held.passed;
         let Some(held) = state.held.as_mut().filter(is_held) else { return false };
         let past = now.checked_sub(held.ends_at);

@@ -145,7 +145,7 @@ impl Scheduler {
             claim.sparse_ns = claim.held_ns;
         }
         // After others no longer waited for it, the time is theirs to claim.
-        let until = if held.passed { held.ends_at.min(now) } else { now };
+        let until = if held.is_apart() { held.ends_at.min(now) } else { now };
         let whole = now.saturating_sub(held.told_at);
         let claim = claim.portion(until.saturating_sub(held.told_at), whole);
         self.audit.claim(state.session, held.paid, held.told_at, until, claim);
@@ -155,7 +155,7 @@ impl Scheduler {
     pub(super) fn judge(&mut self, now: u64) {
         let told = self.holding.iter().filter_map(|&id| self.held(id));
         let unclaimed =
-            |held: &Held| !(held.revoked || held.passed && held.told_at >= held.ends_at);
+            |held: &Held| !(held.revoked || held.is_apart() && held.told_at >= held.ends_at);
         let told = told.filter(unclaimed).map(|held| held.told_at).min();
         for finding in self.audit.judge(told.unwrap_or(now)) {
             self.take_to_heart(finding, now);

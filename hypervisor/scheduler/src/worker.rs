@@ -26,6 +26,8 @@ pub(super) struct Held {
     /// Its worker says that all its work is done, or it was stopped and takes long. Others no longer wait for it, but
     /// its report is awaited.
     pub(super) passed: bool,
+    /// It was stopped, and takes longer than others wait: they share the device with what it has running.
+    pub(super) runs_on: bool,
     /// Its worker was told that it may keep it while it does not use it.
     pub(super) may_keep: bool,
     /// Its last report said that it was kept and not used.
@@ -40,6 +42,11 @@ impl Held {
     /// Whether others have to wait for it, or hold beside it.
     pub(super) fn counts(&self) -> bool {
         !(self.revoked || self.passed)
+    }
+
+    /// Whether it has passed, and what it has left is done in a moment: the time after it is others'.
+    pub(super) fn is_apart(&self) -> bool {
+        self.passed && !self.runs_on
     }
 
     /// Whether it may go on: it counts, and was not stopped.
@@ -146,9 +153,9 @@ impl Worker {
         }
     }
 
-    /// Whether others no longer wait for its lease, which has not been reported.
+    /// Whether its lease has passed, and nothing to speak of is left of it.
     pub(super) fn has_passed(&self) -> bool {
-        self.held.is_some_and(|held| held.passed)
+        self.held.is_some_and(|held| held.is_apart())
     }
 
     /// Whether its next lease is a turn, and its last one was none.

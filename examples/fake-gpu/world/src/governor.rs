@@ -11,7 +11,7 @@ use limits::turns;
 use scheduler::{Grant, LeaseId, Told};
 use session::ledger::{Ledger, Turn};
 
-use crate::node::{Answer, Begun, Event, Kind, Message, MessageKind, Phase, Thread, Work};
+use crate::node::{Answer, Begun, Event, Kind, Message, MessageKind, Phase, Thread};
 use crate::scenario::Words;
 use crate::world::World;
 
@@ -28,6 +28,15 @@ const LOOK_NS: u64 = 10 * MS;
 const TELL_NS: u64 = 10 * MS;
 /// How often it looks whether all is done.
 const DRAIN_LOOK_NS: u64 = 30 * US;
+/// How long a device whose lease has ended may go on to launch what work on other devices waits for, for how long a
+/// collective stands still before those are called, and how long that lasts.
+const CATCH_UP_NS: u64 = 15 * MS;
+const STUCK_SOON_NS: u64 = 2 * MS;
+const CALL_NS: u64 = 20 * MS;
+/// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that thread: first, and
+/// when it was so before.
+const STUCK_NS: u64 = 1_000 * MS;
+const STUCK_AGAIN_NS: u64 = 50 * MS;
 /// What it takes the daemon to see a gate page.
 pub(crate) const PAGE_NS: u64 = 50 * US;
 /// What may be queued ahead of a closed gate in a stream.
@@ -102,6 +111,9 @@ impl World {
                 self.begin_own(g);
             }
             Phase::Renewing => {
+                // Told when it answers again, or all of the lease would count as used.
+                let told = governor.told.take();
+                governor.report = told.map(|(lease, told)| (lease, Told { done: true, ..told }));
                 let lease = match self.try_own(g) {
                     Some(length) => Lease { shared: true, ..Lease::own(now, length, false) },
                     None => Lease { id: None, ..Lease::own(now, 0, false) },
@@ -147,8 +159,11 @@ impl World {
                         let gate = self.governors[g].gate();
                         self.governors[g].gate_open = false;
                         self.give_back(gate, grant.lease, opened.is_some());
+                        // What the own account granted meanwhile is no lie of the daemon's.
+                        let only =
+                            self.ledger(g, |ledger, _| ledger.is_granted_elsewhere_only(now));
                         let absence = &mut self.governors[g].absence;
-                        absence.get_or_insert(Absence::begin(now)).fails(now, true);
+                        absence.get_or_insert(Absence::begin(now)).fails(now, only);
                         self.begin_own(g);
                     }
                 }
@@ -245,6 +260,7 @@ impl World {
             Some(id) => {
                 let report = Some((id, told(governor.words, used, false)));
                 governor.phase = Phase::Renewing;
+                governor.told = report;
                 let message = Message {
                     call: governor.call + 1,
                     kind: MessageKind::Renew(id),
@@ -295,11 +311,15 @@ impl World {
         if let Some(tenure) = governor.tenure.as_mut() {
             tenure.look(now, governor.totals, governor.busy_from);
         }
-        self.pages.entry(governor.gate()).or_default().rests = None;
+        self.pages.entry((governor.worker, governor.device)).or_default().rests = None;
+        governor.closed_at = now;
+        governor.told_at = now;
         self.pump(g);
-        self.drained(g);
-        let at = if self.governors[g].begun.is_empty() { now } else { now + TELL_NS };
-        self.arm(g, at);
+        if self.governors[g].begun.is_empty() {
+            self.drained(g);
+        } else {
+            self.look_at_the_rest_later(g);
+        }
     }
 
     /// Something has ended, or nothing was under way: the daemon may learn that all is done.
@@ -321,6 +341,17 @@ impl World {
         let now = self.now;
         let governor = &mut self.governors[g];
         let done = governor.begun.is_empty();
+        let stuck = governor.begun.iter().all(|begun| matches!(begun.work.kind, Kind::Value(_)));
+        let patience = if governor.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
+        if !done && stuck && governor.is_wanted() && now >= governor.closed_at + patience {
+            self.glimpse(g);
+        }
+        let governor = &mut self.governors[g];
+        if !done && now < governor.told_at + TELL_NS {
+            self.call_others(g);
+            return self.look_at_the_rest_later(g);
+        }
+        governor.told_at = now;
         let Some(tenure) = governor.tenure.as_mut() else { return };
         let waits = governor.begun.iter().all(|begun| matches!(begun.work.kind, Kind::Value(_)));
         tenure.look_at_the_rest(now, governor.totals, waits && !done, governor.shared);
@@ -354,12 +385,30 @@ impl World {
             }
         }
         if !done {
-            return self.arm(g, now + TELL_NS);
+            return self.look_at_the_rest_later(g);
         }
         if self.governors[g].is_wanted() {
             self.ask(g);
         } else {
             self.rest(g);
+        }
+    }
+
+    /// Work stands still at a closed gate: it may wait for what its program would launch next. Opens the gate for a moment.
+    fn glimpse(&mut self, g: usize) {
+        let governor = &mut self.governors[g];
+        governor.dependent = true;
+        governor.closed_at = self.now;
+        governor.gate_open = true;
+        self.pump(g);
+        self.governors[g].gate_open = false;
+    }
+
+    /// What is left is looked at again when it stands still, or when the account is to be told of it.
+    fn look_at_the_rest_later(&mut self, g: usize) {
+        if self.governors[g].phase == Phase::Draining {
+            let every = if self.is_of_several(g) { STUCK_SOON_NS } else { TELL_NS };
+            self.arm(g, self.now + every);
         }
     }
 
@@ -457,11 +506,27 @@ impl World {
         self.processes[self.governors[g].process].governors.len() > 1
     }
 
-    /// Whether a device has begun fewer collectives than another of its process: that one waits for it.
+    /// Whether a device that has begun fewer collectives than another of its process may go on without a lease: for a
+    /// while after the end of its lease, and when it is called.
     fn catches_up(&self, g: usize) -> bool {
         let own = &self.governors[g];
+        let just_ended = own.phase == Phase::Draining && self.now < own.closed_at + CATCH_UP_NS;
+        if !just_ended && self.now >= own.called_until {
+            return false;
+        }
         let peers = &self.processes[own.process].governors;
         peers.iter().any(|&peer| self.governors[peer].collectives > own.collectives)
+    }
+
+    /// A collective that has begun stands still: the other devices may go on that are to begin it.
+    fn call_others(&mut self, g: usize) {
+        if !self.devices.spins(self.governors[g].stream) {
+            return;
+        }
+        for peer in self.processes[self.governors[g].process].governors.clone() {
+            self.governors[peer].called_until = self.now + CALL_NS;
+            self.pump(peer);
+        }
     }
 
     /// Lets through the gate what may pass.
@@ -474,14 +539,17 @@ impl World {
             if governor.phase == Phase::Dead || !governor.gate_open && !catches_up {
                 break;
             }
-            if !has_room(governor, work, now) {
+            if !has_room(governor, now) {
                 break;
             }
             let pushed = match work.kind {
                 Kind::Kernel => {
                     self.devices.push(governor.stream, Op::work(OpKind::Kernel, work.ns))
                 }
-                Kind::Value(there) => self.devices.push(governor.stream, Op::value(there)),
+                Kind::Value(there) => {
+                    self.at_once |= there;
+                    self.devices.push(governor.stream, Op::value(there))
+                }
                 Kind::Collective(number) => {
                     let members = self.processes[governor.process].governors.len() as u32;
                     governor.collectives += 1;
@@ -570,7 +638,7 @@ fn is_closed(closed: Option<LeaseId>, lease: Lease) -> bool {
 }
 
 /// Whether so much more may be outstanding. With a gate in streams what has begun ends before the gate is closed.
-fn has_room(governor: &crate::node::Governor, work: Work, now: u64) -> bool {
+fn has_room(governor: &crate::node::Governor, now: u64) -> bool {
     if governor.begun.is_empty() {
         return true;
     }
@@ -580,7 +648,7 @@ fn has_room(governor: &crate::node::Governor, work: Work, now: u64) -> bool {
     let left = governor.tenure.as_ref().map_or(0, |tenure| tenure.lease.end.saturating_sub(now));
     let room = if governor.shared { LEAST_OUTSTANDING_NS } else { limiter_core::room_ns(left) };
     let room = if governor.begun.len() <= 1 { room.max(2 * LEAST_OUTSTANDING_NS) } else { room };
-    governor.totals.outstanding_ns + work.estimated_ns <= room
+    governor.totals.outstanding_ns < room
 }
 
 /// What the daemon's account of a session saves up at most.

@@ -10,7 +10,7 @@ use clap::Parser;
 use fake_world::{Scenario, run, shrink};
 
 /// How long each scenario is.
-const LENGTH_NS: u64 = 360_000_000_000;
+const LENGTH_NS: u64 = 60_000_000_000;
 const HOUR_NS: f64 = 3.6e12;
 
 /// Explore what can happen on a node, in virtual time.
@@ -19,8 +19,8 @@ struct Arguments {
     /// Seed of the first scenario; the next one has the next number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Virtual hours; each scenario is a tenth of one.
-    #[arg(long, default_value_t = 0.1)]
+    /// Virtual hours; each scenario is a sixtieth of one.
+    #[arg(long, default_value_t = 0.5)]
     hours: f64,
     /// Print what each session got.
     #[arg(long)]

@@ -211,6 +211,8 @@ pub(crate) struct Governor {
     pub(crate) absence: Option<Absence>,
     /// What has not been told yet.
     pub(crate) report: Option<(LeaseId, Told)>,
+    /// What the renewal tells that is on its way.
+    pub(crate) told: Option<(LeaseId, Told)>,
     pub(crate) outside_ns: u64,
     pub(crate) own_ns: u64,
     pub(crate) queued_ns: u64,
@@ -232,6 +234,12 @@ pub(crate) struct Governor {
     /// Counts launches, and collectives that were begun.
     pub(crate) activity: u64,
     pub(crate) collectives: u64,
+    /// When its gate was last closed, when the account was last told of what is left, and until when others wait for it.
+    pub(crate) closed_at: u64,
+    pub(crate) told_at: u64,
+    pub(crate) called_until: u64,
+    /// Its work was seen to wait for what its program launches next.
+    pub(crate) dependent: bool,
 }
 
 impl Governor {

@@ -5,7 +5,7 @@ use crate::watch::{Promise, Violation};
 use crate::world::run;
 
 /// How many runs it takes at most.
-const MOST_RUNS: u32 = 300;
+const MOST_RUNS: u32 = 150;
 
 /// The smallest scenario found, and what it breaks.
 pub fn shrink(scenario: &Scenario, violation: Violation) -> (Scenario, Violation) {
@@ -32,19 +32,9 @@ fn breaks(candidate: Scenario, promise: Promise) -> Option<(Scenario, Violation)
     Some((Scenario { length, ..candidate }, violation))
 }
 
-/// Scenarios that have a little less: troubles, then tenants, then processes.
+/// Scenarios that have a little less: sessions, processes, troubles.
 fn candidates(scenario: &Scenario) -> Vec<Scenario> {
     let mut all = Vec::new();
-    let troubles = scenario.troubles.len();
-    for part in [troubles, troubles.div_ceil(2), 1] {
-        let mut from = 0;
-        while part > 0 && from < troubles {
-            let mut smaller = scenario.clone();
-            smaller.troubles.drain(from..(from + part).min(troubles));
-            all.push(smaller);
-            from += part;
-        }
-    }
     for tenant in (0..scenario.tenants.len()).filter(|_| scenario.tenants.len() > 1) {
         // Others keep their numbers.
         if scenario.tenants[tenant].processes > 0 {
@@ -61,6 +51,16 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
             let mut smaller = scenario.clone();
             smaller.tenants[tenant].comes_at = 0;
             all.push(smaller);
+        }
+    }
+    let troubles = scenario.troubles.len();
+    for part in [troubles, troubles.div_ceil(2), 1] {
+        let mut from = 0;
+        while part > 0 && from < troubles {
+            let mut smaller = scenario.clone();
+            smaller.troubles.drain(from..(from + part).min(troubles));
+            all.push(smaller);
+            from += part;
         }
     }
     all

@@ -17,6 +17,8 @@ const WHOLE: i128 = 1_000_000;
 /// sessions whose reports are false, and for those beside them.
 const OFF_PPM: u32 = 20_000;
 const OFF_BY_LIES_PPM: u32 = 50_000;
+/// Work that takes longer is far longer than a turn.
+const LONG_NS: u64 = 8 * MS;
 
 /// What is promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,7 +142,7 @@ impl Watch {
                 (got.over, got.behind, got.progressed_at) = (0, 0, now);
                 continue;
             }
-            if !wanted || !tenant.program.fills() {
+            if !wanted || !tenant.program.fills() || beside_long(tenants, number, device) {
                 got.behind = 0;
             }
             let over = (got.over / WHOLE) as u64;
@@ -198,7 +200,18 @@ fn handover(tenant: &Tenant) -> Handover {
 fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let burst = turns::burst_ns(limit_ppm(quota), handover(tenant));
     let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS;
-    2 * burst + u64::from(tenant.processes) * past
+    // On several devices, work that others wait for goes on without a lease, and is paid for afterwards.
+    let bursts = if tenant.devices.len() > 1 { 3 } else { 2 };
+    bursts * burst + u64::from(tenant.processes) * past
+}
+
+/// Whether another session's work on the device may take far longer than a turn: what is still running of it is not waited
+/// for, and a session beside it has less than its guarantee (`tests/long_work.rs` says how much).
+fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
+    let mut others = tenants.iter().enumerate().filter(|(other, _)| *other != number);
+    others.any(|(_, other)| {
+        other.in_stream && other.devices.contains(&device) && other.program.longest() > LONG_NS
+    })
 }
 
 /// What may be missing of its guarantee for a while: what it may save up, and a few turns.

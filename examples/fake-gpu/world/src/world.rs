@@ -52,6 +52,8 @@ pub(crate) struct World {
     planned: u64,
     pub(crate) dice: Dice,
     pub(crate) devices: Box<State>,
+    /// Something was handed to the devices that may take no time.
+    pub(crate) at_once: bool,
     pub(crate) daemon: Option<Daemon>,
     saved: Option<(Saved, std::collections::BTreeSet<SessionId>, u64)>,
     pub(crate) pages: BTreeMap<Gate, GatePage>,
@@ -94,6 +96,7 @@ impl World {
             planned: 0,
             dice: Dice::new(scenario.seed ^ 0x5eed),
             devices: State::boxed(config, 0),
+            at_once: false,
             daemon: Some(Daemon::default()),
             saved: None,
             pages: BTreeMap::new(),
@@ -160,6 +163,11 @@ impl World {
         let end = self.scenario.length;
         let (mut at, mut at_once) = (0, 0);
         while self.violation.is_none() {
+            if core::mem::take(&mut self.at_once) {
+                self.devices.step(self.now);
+                self.settle_all();
+                continue;
+            }
             let next = self.heap.peek().map_or(u64::MAX, |planned| planned.at);
             let worked = self.devices.step(next.min(end));
             self.now = self.devices.now;
@@ -317,6 +325,7 @@ impl World {
                 neighbours: Neighbours::default(),
                 absence: None,
                 report: None,
+                told: None,
                 outside_ns: 0,
                 own_ns: 0,
                 queued_ns: 0,
@@ -332,6 +341,10 @@ impl World {
                 busy_from: None,
                 activity: 0,
                 collectives: 0,
+                closed_at: 0,
+                told_at: 0,
+                called_until: 0,
+                dependent: false,
             });
         }
         self.processes.push(Process {
@@ -405,6 +418,7 @@ impl World {
             }
             for begun in &governor.begun {
                 if let Kind::Value(false) = begun.work.kind {
+                    self.at_once = true;
                     self.devices.tell(governor.stream, begun.position, true);
                 }
             }
@@ -621,6 +635,10 @@ impl World {
             }
             Trouble::Stopped { tenant, for_ns } => {
                 self.sessions[tenant].stopped_until = now + for_ns;
+                // It may hold a lease: that is paid by the clock, and has to be earned.
+                let share = u64::from(self.sessions[tenant].quota.share_ppm);
+                self.watch
+                    .excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
                 (Some(tenant), for_ns)
             }
             Trouble::DaemonDies { for_ns } => {
