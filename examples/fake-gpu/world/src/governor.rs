@@ -203,6 +203,8 @@ impl World {
         } else {
             Usage::new(lease.begun, totals)
         };
+        // What it was called for goes on under the lease.
+        governor.outside_ns += governor.busy_from.map_or(0, |from| lease.begun.saturating_sub(from));
         let tenure = Tenure::new(now, lease, usage);
         let at = tenure.sleeps_until(now, governor.in_stream);
         governor.tenure = Some(tenure);
@@ -427,7 +429,8 @@ impl World {
         let governor = &mut self.governors[g];
         let (call, kind) = (governor.call, MessageKind::Tell);
         let queued_ns = governor.queued_ns;
-        self.send(g, Message { call, kind, report, outside_ns: 0, queued_ns });
+        let outside_ns = core::mem::take(&mut governor.outside_ns);
+        self.send(g, Message { call, kind, report, outside_ns, queued_ns });
     }
 
     /// Asks the session's own account.
@@ -562,9 +565,6 @@ impl World {
             governor.activity += 1;
             governor.totals.launched_ns += work.estimated_ns;
             governor.totals.outstanding_ns += work.estimated_ns;
-            if governor.tenure.is_none() && catches_up {
-                governor.outside_ns += work.estimated_ns;
-            }
             governor.begun.push_back(Begun { position, work });
             self.note_busy(g);
         }
@@ -585,6 +585,7 @@ impl World {
                 break;
             }
             governor.totals.outstanding_ns -= begun.work.estimated_ns;
+            governor.done_ns += begun.work.ns;
             governor.begun.pop_front();
         }
         let ended = governor.begun.len() < before;
@@ -606,6 +607,13 @@ impl World {
             (Some(from), false) => {
                 governor.totals.backlogged_ns += self.now - from;
                 governor.busy_from = None;
+                if governor.tenure.is_none() && !governor.gate_open {
+                    governor.outside_ns += self.now - from;
+                    if governor.phase == Phase::Asking {
+                        // One that may be called asks again within 3 ms.
+                        self.tell(g, None);
+                    }
+                }
             }
             _ => {}
         }

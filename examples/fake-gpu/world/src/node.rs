@@ -231,6 +231,8 @@ pub(crate) struct Governor {
     /// What had been launched when the lease was asked for.
     pub(crate) before: Totals,
     pub(crate) busy_from: Option<u64>,
+    /// What is done would have taken so long alone.
+    pub(crate) done_ns: u64,
     /// Counts launches, and collectives that were begun.
     pub(crate) activity: u64,
     pub(crate) collectives: u64,

@@ -103,12 +103,12 @@ impl Watch {
         }
     }
 
-    /// A session used so much more of a device.
-    pub(crate) fn used(&mut self, tenant: usize, device: u32, ns: u64, now: u64) {
+    /// A device worked so much more for a session; that much of it counts.
+    pub(crate) fn used(&mut self, tenant: usize, device: u32, ns: u64, counts: u64, now: u64) {
         if let Some(got) = self.got.get_mut(&(tenant, device)) {
             got.used_ns += ns;
-            got.over += i128::from(ns) * WHOLE;
-            got.behind -= i128::from(ns) * WHOLE;
+            got.over += i128::from(counts) * WHOLE;
+            got.behind -= i128::from(counts) * WHOLE;
             if ns > 0 {
                 got.progressed_at = now;
             }
@@ -200,9 +200,7 @@ fn handover(tenant: &Tenant) -> Handover {
 fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let burst = turns::burst_ns(limit_ppm(quota), handover(tenant));
     let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS;
-    // On several devices, work that others wait for goes on without a lease, and is paid for afterwards.
-    let bursts = if tenant.devices.len() > 1 { 3 } else { 2 };
-    bursts * burst + u64::from(tenant.processes) * past
+    2 * burst + u64::from(tenant.processes) * past
 }
 
 /// Whether another session's work on the device may take far longer than a turn: what is still running of it is not waited

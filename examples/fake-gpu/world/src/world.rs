@@ -60,8 +60,8 @@ pub(crate) struct World {
     pub(crate) sessions: Vec<Session>,
     pub(crate) processes: Vec<Process>,
     pub(crate) governors: Vec<Governor>,
-    /// What the devices had worked for each governor when that was last seen.
-    seen_ns: Vec<u64>,
+    /// What the devices had worked for each governor, and what was done, when that was last seen.
+    seen_ns: Vec<(u64, u64)>,
     /// The daemon's timer.
     alarm_at: u64,
     /// How late messages and wake-ups are at most, and until when.
@@ -305,7 +305,7 @@ impl World {
             page.set_limits(&Limits { memory: None, compute: quota });
             Ledger::new(page).enroll(page_slot, pid, 1, now);
             own.push(self.governors.len());
-            self.seen_ns.push(0);
+            self.seen_ns.push((0, 0));
             self.governors.push(Governor {
                 tenant,
                 process: p,
@@ -339,6 +339,7 @@ impl World {
                 totals: Totals::default(),
                 before: Totals::default(),
                 busy_from: None,
+                done_ns: 0,
                 activity: 0,
                 collectives: 0,
                 closed_at: 0,
@@ -637,8 +638,7 @@ impl World {
                 self.sessions[tenant].stopped_until = now + for_ns;
                 // It may hold a lease: that is paid by the clock, and has to be earned.
                 let share = u64::from(self.sessions[tenant].quota.share_ppm);
-                self.watch
-                    .excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
+                self.watch.excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
                 (Some(tenant), for_ns)
             }
             Trouble::DaemonDies { for_ns } => {
@@ -744,8 +744,12 @@ impl World {
                 continue;
             }
             let worked = process.clients[governor.device as usize].worked_ns;
-            let more = worked - core::mem::replace(&mut self.seen_ns[g], worked);
-            self.watch.used(governor.tenant, governor.device, more, now);
+            let seen = core::mem::replace(&mut self.seen_ns[g], (worked, governor.done_ns));
+            let more = worked - seen.0;
+            // A collective that spins because another session shares another device is not charged.
+            let several = self.processes[governor.process].governors.len() > 1;
+            let counts = if several { governor.done_ns - seen.1 } else { more };
+            self.watch.used(governor.tenant, governor.device, more, counts, now);
         }
         for device in 0..self.scenario.devices {
             let of_device = self.watch.got.iter().filter(|((_, other), _)| *other == device);
