@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use limits::ComputeLimit;
 use limits::turns::Handover;
 use scheduler::{
-    Class, Gangs, Grant, LeaseId, SavedBalance, Scheduler, SessionId, Told, Tuning, WorkerId,
+    Class, Gangs, Grant, LeaseId, NoGang, SavedBalance, Scheduler, SessionId, Told, Tuning,
+    WorkerId,
 };
 
 /// A process's gate on a device.
@@ -55,6 +56,8 @@ pub(crate) struct Daemon {
     registered: BTreeSet<Gate>,
     frozen: BTreeSet<SessionId>,
     suspended: BTreeSet<u32>,
+    /// Who got a lease beside one that it excludes.
+    pub(crate) beside: Option<(Gate, WorkerId)>,
     /// From before a restart, as of when.
     saved: Option<(Saved, u64)>,
 }
@@ -184,10 +187,12 @@ impl Daemon {
         now: u64,
     ) -> Option<Grant> {
         let (worker, device) = gate;
-        match self.gangs.renew(session, device, (worker, lease), &mut self.schedulers, now) {
-            Ok(renewed) => renewed,
-            Err(scheduler::NoGang) => self.schedulers.get_mut(&device)?.renew(worker, lease, now),
-        }
+        let of_gang = self.gangs.renew(session, device, (worker, lease), &mut self.schedulers, now);
+        let scheduler = self.schedulers.get_mut(&device)?;
+        let renewed = of_gang.unwrap_or_else(|_: NoGang| scheduler.renew(worker, lease, now))?;
+        let beside = holds_beside(scheduler, worker);
+        self.beside = self.beside.or(beside.map(|other| (gate, other)));
+        Some(renewed)
     }
 
     /// The gate page says that a lease is over.
@@ -236,7 +241,12 @@ impl Daemon {
             let mut grants = self.gangs.decide(&mut self.schedulers, now);
             let mut stopped = BTreeSet::new();
             for (&device, scheduler) in &mut self.schedulers {
-                grants.extend(scheduler.decide(now).into_iter().map(|grant| (device, grant)));
+                let granted = scheduler.decide(now);
+                for &Grant { worker, .. } in &granted {
+                    let beside = holds_beside(scheduler, worker);
+                    self.beside = self.beside.or(beside.map(|other| ((worker, device), other)));
+                }
+                grants.extend(granted.into_iter().map(|grant| (device, grant)));
                 for (worker, lease) in scheduler.to_stop(now) {
                     stopped.insert(((worker, device), lease));
                 }
@@ -284,12 +294,11 @@ impl Daemon {
         let devices = self.schedulers.values().filter_map(|device| device.next_deadline(now));
         devices.chain(self.gangs.next_deadline(now)).min()
     }
+}
 
-    /// Another worker that takes turns and holds the device, beside one that has just got a lease and takes turns.
-    pub(crate) fn holds_beside(&self, (worker, device): Gate) -> Option<WorkerId> {
-        let holders = || self.schedulers.get(&device).into_iter().flat_map(Scheduler::holders);
-        let dense = || holders().filter(|(_, class)| *class == Class::Dense).map(|(id, _)| id);
-        dense().find(|&id| id == worker)?;
-        dense().find(|&id| id != worker)
-    }
+/// Another worker that takes turns and holds the device, beside one that has just got a lease and takes turns.
+fn holds_beside(scheduler: &Scheduler, worker: WorkerId) -> Option<WorkerId> {
+    let dense = || scheduler.holders().filter(|(_, class)| *class == Class::Dense);
+    dense().find(|&(id, _)| id == worker)?;
+    dense().map(|(id, _)| id).find(|&id| id != worker)
 }

@@ -204,7 +204,8 @@ impl World {
             Usage::new(lease.begun, totals)
         };
         // What it was called for goes on under the lease.
-        governor.outside_ns += governor.busy_from.map_or(0, |from| lease.begun.saturating_sub(from));
+        governor.outside_ns +=
+            governor.busy_from.map_or(0, |from| lease.begun.saturating_sub(from));
         let tenure = Tenure::new(now, lease, usage);
         let at = tenure.sleeps_until(now, governor.in_stream);
         governor.tenure = Some(tenure);

@@ -462,9 +462,7 @@ impl World {
             }
             MessageKind::Renew(lease) => {
                 let renewed = daemon.renew(session, gate, lease, now);
-                if renewed.is_some() {
-                    self.check_exclusion(g);
-                }
+                if renewed.is_some() {}
                 let way = self.way();
                 self.plan(now + way, Event::Answers(g, message.call, Answer::Renewed(renewed)));
             }
@@ -505,6 +503,9 @@ impl World {
         let now = self.now;
         let Some(daemon) = &mut self.daemon else { return };
         let effects = daemon.decide(&mut self.pages, now);
+        if let Some((gate, other)) = daemon.beside {
+            self.breaks(Promise::Exclusion, format!("{gate:?} got a lease beside {other:?}"));
+        }
         for effect in effects {
             match effect {
                 Effect::Grant(device, grant) => self.granted(device, grant),
@@ -542,7 +543,6 @@ impl World {
     fn granted(&mut self, device: u32, grant: Grant) {
         let Some(g) = self.governor_of((grant.worker, device)) else { return };
         self.note([3, g as u64, grant.length_ns]);
-        self.check_exclusion(g);
         let governor = &self.governors[g];
         let (call, in_stream) = (governor.call, governor.in_stream);
         let way = self.way();
@@ -638,7 +638,8 @@ impl World {
                 self.sessions[tenant].stopped_until = now + for_ns;
                 // It may hold a lease: that is paid by the clock, and has to be earned.
                 let share = u64::from(self.sessions[tenant].quota.share_ppm);
-                self.watch.excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
+                self.watch
+                    .excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
                 (Some(tenant), for_ns)
             }
             Trouble::DaemonDies { for_ns } => {
@@ -724,15 +725,6 @@ impl World {
             }
         }
         self.decide();
-    }
-
-    /// No lease is granted, or goes on, beside one that it excludes.
-    fn check_exclusion(&mut self, g: usize) {
-        let gate = self.governors[g].gate();
-        let beside = self.daemon.as_ref().and_then(|daemon| daemon.holds_beside(gate));
-        if let Some(other) = beside {
-            self.breaks(Promise::Exclusion, format!("{gate:?} got a lease beside {other:?}"));
-        }
     }
 
     /// Checks what has to hold.

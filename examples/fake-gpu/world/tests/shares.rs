@@ -1,0 +1,93 @@
+//! Shares of programs of each kind, in virtual time.
+
+use fake_world::{Outcome, Program, Scenario, Tenant, Trouble, run};
+use limits::ComputeLimit;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+
+fn happens(tenants: Vec<Tenant>, devices: u32, troubles: Vec<(u64, Trouble)>) -> Outcome {
+    let length = 20 * SECOND;
+    let outcome = run(&Scenario { seed: 5, devices, tenants, troubles, length });
+    assert_eq!(outcome.violation, None);
+    outcome
+}
+
+/// What each session used of its first device, in thousandths of the time.
+fn rates(tenants: Vec<Tenant>) -> Vec<u64> {
+    let outcome = happens(tenants, 2, Vec::new());
+    let first = outcome.got.iter().filter(|((_, device), _)| *device == 0);
+    first.map(|(_, got)| got.used_ns / (20 * MS)).collect()
+}
+
+fn both_ways(tenants: &[Tenant]) -> [Vec<u64>; 2] {
+    let in_stream = tenants.iter().cloned().map(Tenant::in_stream).collect();
+    [rates(tenants.to_vec()), rates(in_stream)]
+}
+
+fn near(rates: &[u64], expected: &[u64], off: u64) {
+    let near = rates.iter().zip(expected).all(|(got, wanted)| got.abs_diff(*wanted) <= off);
+    assert!(near, "{rates:?}, not {expected:?}");
+}
+
+/// As `limiter::timed::compute::a_quarter_and_three_quarters`, with the daemon.
+#[test]
+fn one_alone_gets_its_share_and_no_more() {
+    for share in [50, 250, 500, 750, 950] {
+        for kernel in [MS / 2, 5 * MS, 20 * MS] {
+            let quota = ComputeLimit::fixed(share * 1_000);
+            for got in both_ways(&[Tenant::new(quota, Program::Dense { kernel })]) {
+                near(&got, &[share.into()], 12);
+            }
+        }
+    }
+}
+
+/// As `limiter::timed::daemon::two_sessions_share_the_device_without_slicing_it` and `sessions_of_different_weight`.
+#[test]
+fn two_share_the_device_without_slicing_it() {
+    for shares in [[500, 500], [250, 750], [100, 900]] {
+        let dense = |share: u32| {
+            let quota = ComputeLimit::fixed(share * 1_000);
+            Tenant::new(quota, Program::Dense { kernel: MS })
+        };
+        for got in both_ways(&shares.map(dense)) {
+            assert!(got.iter().sum::<u64>() >= 970, "{got:?}");
+            near(&got, &shares.map(u64::from), 25);
+        }
+    }
+}
+
+/// As `hypervisor::timed::turns::idle_time_goes_to_those_who_may_have_it`.
+#[test]
+fn idle_time_goes_to_those_who_may_have_it() {
+    let dense = |quota| Tenant::new(quota, Program::Dense { kernel: MS });
+    let tenants = [dense(ComputeLimit::fixed(300_000)), dense(ComputeLimit::balance(100_000, 1))];
+    for got in both_ways(&tenants) {
+        near(&got, &[300, 680], 30);
+    }
+}
+
+/// As `limiter::timed::daemon::a_daemon_that_dies_and_returns` and `limiter::timed::kills`.
+#[test]
+fn a_daemon_that_dies_every_second() {
+    let dies = |second: u64| (second * SECOND, Trouble::DaemonDies { for_ns: 300 * MS });
+    let tenant = Tenant::new(ComputeLimit::fixed(400_000), Program::Dense { kernel: MS });
+    for tenant in [tenant.clone(), tenant.in_stream()] {
+        let outcome = happens(vec![tenant], 1, (1..19).map(dies).collect());
+        let got = &outcome.got[&(0, 0)];
+        near(&[got.used_ns / (20 * MS)], &[400], 30);
+        assert!(got.longest_wait_ns < 250 * MS, "{got:?}");
+    }
+}
+
+/// As `limiter::timed::gangs::two_jobs_take_turns_on_both_devices`.
+#[test]
+fn two_jobs_take_turns_on_both_devices() {
+    let program = Program::DataParallel { compute: 6 * MS, collective: MS };
+    let quota = ComputeLimit::fixed(450_000);
+    let job = Tenant { devices: vec![0, 1], ..Tenant::new(quota, program) };
+    for got in both_ways(&[job.clone(), job]) {
+        near(&got, &[450, 450], 40);
+    }
+}
