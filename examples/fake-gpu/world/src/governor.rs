@@ -4,14 +4,12 @@
 //! own account is the page's ledger. How a governor waits for an answer, and what it does around a drain, is written down
 //! here as `governor` and `account` of the limiter do it: these still need threads and the driver.
 
-use fake_node::layout::{Kind as OpKind, Op};
-use limiter_core::timing::LEAST_OUTSTANDING_NS;
 use limiter_core::{Absence, Lease, Tenure, Usage, Used};
 use limits::turns;
 use scheduler::{Grant, LeaseId, Told};
 use session::ledger::{Ledger, Turn};
 
-use crate::node::{Answer, Begun, Event, Kind, Message, MessageKind, Phase, Thread};
+use crate::node::{Answer, Event, Kind, Message, MessageKind, Phase};
 use crate::scenario::Words;
 use crate::world::World;
 
@@ -28,20 +26,14 @@ const LOOK_NS: u64 = 10 * MS;
 const TELL_NS: u64 = 10 * MS;
 /// How often it looks whether all is done.
 const DRAIN_LOOK_NS: u64 = 30 * US;
-/// How long a device whose lease has ended may go on to launch what work on other devices waits for, for how long a
-/// collective stands still before those are called, and how long that lasts.
-const CATCH_UP_NS: u64 = 15 * MS;
+/// How long a collective stands still before other devices are called.
 const STUCK_SOON_NS: u64 = 2 * MS;
-const CALL_NS: u64 = 20 * MS;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that thread: first, and
 /// when it was so before.
 const STUCK_NS: u64 = 1_000 * MS;
 const STUCK_AGAIN_NS: u64 = 50 * MS;
 /// What it takes the daemon to see a gate page.
 pub(crate) const PAGE_NS: u64 = 50 * US;
-/// What may be queued ahead of a closed gate in a stream.
-const AHEAD_NS: u64 = 100 * MS;
-const AHEAD_LAUNCHES: usize = 900;
 
 impl World {
     /// A governor wakes up.
@@ -397,16 +389,6 @@ impl World {
         }
     }
 
-    /// Work stands still at a closed gate: it may wait for what its program would launch next. Opens the gate for a moment.
-    fn glimpse(&mut self, g: usize) {
-        let governor = &mut self.governors[g];
-        governor.dependent = true;
-        governor.closed_at = self.now;
-        governor.gate_open = true;
-        self.pump(g);
-        self.governors[g].gate_open = false;
-    }
-
     /// What is left is looked at again when it stands still, or when the account is to be told of it.
     fn look_at_the_rest_later(&mut self, g: usize) {
         if self.governors[g].phase == Phase::Draining {
@@ -426,7 +408,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, g: usize, report: Option<(LeaseId, Told)>) {
+    pub(crate) fn tell(&mut self, g: usize, report: Option<(LeaseId, Told)>) {
         let governor = &mut self.governors[g];
         let (call, kind) = (governor.call, MessageKind::Tell);
         let queued_ns = governor.queued_ns;
@@ -509,155 +491,11 @@ impl World {
     fn is_of_several(&self, g: usize) -> bool {
         self.processes[self.governors[g].process].governors.len() > 1
     }
-
-    /// Whether a device that has begun fewer collectives than another of its process may go on without a lease: for a
-    /// while after the end of its lease, and when it is called.
-    fn catches_up(&self, g: usize) -> bool {
-        let own = &self.governors[g];
-        let just_ended = own.phase == Phase::Draining && self.now < own.closed_at + CATCH_UP_NS;
-        if !just_ended && self.now >= own.called_until {
-            return false;
-        }
-        let peers = &self.processes[own.process].governors;
-        peers.iter().any(|&peer| self.governors[peer].collectives > own.collectives)
-    }
-
-    /// A collective that has begun stands still: the other devices may go on that are to begin it.
-    fn call_others(&mut self, g: usize) {
-        if !self.devices.spins(self.governors[g].stream) {
-            return;
-        }
-        for peer in self.processes[self.governors[g].process].governors.clone() {
-            self.governors[peer].called_until = self.now + CALL_NS;
-            self.pump(peer);
-        }
-    }
-
-    /// Lets through the gate what may pass.
-    pub(crate) fn pump(&mut self, g: usize) {
-        let now = self.now;
-        let mut begun_collective = false;
-        while let Some(&work) = self.governors[g].held.front() {
-            let catches_up = !self.governors[g].gate_open && self.catches_up(g);
-            let governor = &mut self.governors[g];
-            if governor.phase == Phase::Dead || !governor.gate_open && !catches_up {
-                break;
-            }
-            if !has_room(governor, now) {
-                break;
-            }
-            let pushed = match work.kind {
-                Kind::Kernel => {
-                    self.devices.push(governor.stream, Op::work(OpKind::Kernel, work.ns))
-                }
-                Kind::Value(there) => {
-                    self.at_once |= there;
-                    self.devices.push(governor.stream, Op::value(there))
-                }
-                Kind::Collective(number) => {
-                    let members = self.processes[governor.process].governors.len() as u32;
-                    governor.collectives += 1;
-                    begun_collective = true;
-                    self.devices.push_collective(governor.stream, work.ns, number, members)
-                }
-            };
-            let Ok(position) = pushed else { break };
-            governor.pass();
-            governor.activity += 1;
-            governor.totals.launched_ns += work.estimated_ns;
-            governor.totals.outstanding_ns += work.estimated_ns;
-            governor.begun.push_back(Begun { position, work });
-            self.note_busy(g);
-        }
-        self.unblock(self.governors[g].process);
-        if begun_collective {
-            let peers = self.processes[self.governors[g].process].governors.clone();
-            peers.into_iter().filter(|&peer| peer != g).for_each(|peer| self.pump(peer));
-        }
-    }
-
-    /// Takes note of what the device has done.
-    pub(crate) fn settle(&mut self, g: usize) -> bool {
-        let governor = &mut self.governors[g];
-        let before = governor.begun.len();
-        while let Some(begun) = governor.begun.front() {
-            let (slot, generation) = (governor.stream.slot, governor.stream.generation);
-            if !self.devices.passed(slot, generation, begun.position) {
-                break;
-            }
-            governor.totals.outstanding_ns -= begun.work.estimated_ns;
-            governor.done_ns += begun.work.ns;
-            governor.begun.pop_front();
-        }
-        let ended = governor.begun.len() < before;
-        if ended {
-            self.note_busy(g);
-            self.pump(g);
-            self.drained(g);
-        }
-        ended
-    }
-
-    /// Work is under way, or none is.
-    fn note_busy(&mut self, g: usize) {
-        let governor = &mut self.governors[g];
-        let busy =
-            governor.begun.front().is_some_and(|begun| !matches!(begun.work.kind, Kind::Value(_)));
-        match (governor.busy_from, busy) {
-            (None, true) => governor.busy_from = Some(self.now),
-            (Some(from), false) => {
-                governor.totals.backlogged_ns += self.now - from;
-                governor.busy_from = None;
-                if governor.tenure.is_none() && !governor.gate_open {
-                    governor.outside_ns += self.now - from;
-                    if governor.phase == Phase::Asking {
-                        // One that may be called asks again within 3 ms.
-                        self.tell(g, None);
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Whether a launch has to wait on its thread.
-    pub(crate) fn is_full(&self, g: usize) -> bool {
-        let governor = &self.governors[g];
-        if governor.in_stream {
-            governor.held.len() >= AHEAD_LAUNCHES || governor.held_ns >= AHEAD_NS
-        } else {
-            !governor.held.is_empty()
-        }
-    }
-
-    fn unblock(&mut self, p: usize) {
-        let process = &self.processes[p];
-        if process.thread == Thread::Blocked && !process.governors.iter().any(|&g| self.is_full(g))
-        {
-            self.processes[p].thread = Thread::Runs;
-            let lag = self.lag();
-            self.plan(self.now + lag, Event::Goes(p));
-        }
-    }
 }
 
 /// Whether the daemon has ended a lease early.
 fn is_closed(closed: Option<LeaseId>, lease: Lease) -> bool {
     closed.is_some_and(|closed| lease.id == Some(closed.0))
-}
-
-/// Whether so much more may be outstanding. With a gate in streams what has begun ends before the gate is closed.
-fn has_room(governor: &crate::node::Governor, now: u64) -> bool {
-    if governor.begun.is_empty() {
-        return true;
-    }
-    if governor.in_stream {
-        return false;
-    }
-    let left = governor.tenure.as_ref().map_or(0, |tenure| tenure.lease.end.saturating_sub(now));
-    let room = if governor.shared { LEAST_OUTSTANDING_NS } else { limiter_core::room_ns(left) };
-    let room = if governor.begun.len() <= 1 { room.max(2 * LEAST_OUTSTANDING_NS) } else { room };
-    governor.totals.outstanding_ns < room
 }
 
 /// What the daemon's account of a session saves up at most.

@@ -13,22 +13,25 @@
 //!
 //! Models, of code that still needs threads, sockets or the driver:
 //!
-//! * `governor`: how the limiter's governor waits for answers and drains, and how launches pass a gate. Not modelled: the
+//! * `governor`, `gate`: how the limiter's governor waits for answers and drains, and how launches pass a gate. Not modelled: the
 //!   estimates' samples (they are off by 3 % at most), how work is found that waits for what its program does next, leases
 //!   given up before their work is done, and the account of several devices without a daemon (each device has its own).
-//! * `daemon`: how calls wait for grants, and gate pages. Not modelled: the clock that leaves out the time in which the
+//! * `daemon`, `calls`: how calls wait for grants, and gate pages. Not modelled: the clock that leaves out the time in which the
 //!   daemon stood still.
 //! * [`Program`]: what programs launch and when they wait.
 
 #![forbid(unsafe_code)]
 
+mod calls;
 mod daemon;
 mod dice;
+mod gate;
 mod governor;
 mod node;
 mod program;
 mod scenario;
 mod shrink;
+mod troubles;
 mod watch;
 mod world;
 

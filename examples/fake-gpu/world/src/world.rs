@@ -5,29 +5,19 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use fake_node::config::Config;
 use fake_node::layout::{Order, State};
 use limiter_core::{LeaseUtilization, Neighbours, Totals};
-use limits::{ComputeLimit, Limits};
-use scheduler::{Grant, LeaseId, SessionId, WorkerId};
+use limits::Limits;
+use scheduler::{SessionId, WorkerId};
 use session::layout::PageLayout;
-use session::ledger::{Ledger, TAKEN_OFF_NS};
+use session::ledger::Ledger;
 
-use crate::daemon::{Daemon, Effect, Gate, GatePage, Registration, Saved};
+use crate::daemon::{Daemon, Gate, GatePage, Saved};
 use crate::dice::Dice;
-use crate::governor::POLL_NS;
-use crate::node::{
-    Answer, Event, Governor, Kind, Message, MessageKind, Phase, Planned, Process, Session, Thread,
-    Work,
-};
+use crate::node::{Answer, Event, Governor, Kind, Phase, Planned, Process, Session, Thread, Work};
 use crate::program::Step;
-use crate::scenario::{Scenario, Trouble};
+use crate::scenario::Scenario;
 use crate::watch::{Got, Promise, Violation, Watch};
 
-const MS: u64 = 1_000_000;
 const US: u64 = 1_000;
-const SECOND: u64 = 1_000 * MS;
-/// The daemon reads its clock at least this often while it is in use.
-const TICK_NS: u64 = 50 * MS;
-/// A store into a gate page reaches streams, or a governor that sleeps on it.
-const STORE_NS: u64 = 10 * US;
 /// So many events at one moment are one that never ends.
 const MOST_AT_ONCE: u32 = 100_000;
 
@@ -46,7 +36,7 @@ pub struct Outcome {
 
 /// See the module.
 pub(crate) struct World {
-    scenario: Scenario,
+    pub(crate) scenario: Scenario,
     pub(crate) now: u64,
     heap: BinaryHeap<Planned>,
     planned: u64,
@@ -55,7 +45,7 @@ pub(crate) struct World {
     /// Something was handed to the devices that may take no time.
     pub(crate) at_once: bool,
     pub(crate) daemon: Option<Daemon>,
-    saved: Option<(Saved, std::collections::BTreeSet<SessionId>, u64)>,
+    pub(crate) saved: Option<(Saved, std::collections::BTreeSet<SessionId>, u64)>,
     pub(crate) pages: BTreeMap<Gate, GatePage>,
     pub(crate) sessions: Vec<Session>,
     pub(crate) processes: Vec<Process>,
@@ -63,11 +53,11 @@ pub(crate) struct World {
     /// What the devices had worked for each governor, and what was done, when that was last seen.
     seen_ns: Vec<(u64, u64)>,
     /// The daemon's timer.
-    alarm_at: u64,
+    pub(crate) alarm_at: u64,
     /// How late messages and wake-ups are at most, and until when.
-    late_messages: (u64, u64),
-    late_wakeups: (u64, u64),
-    watch: Watch,
+    pub(crate) late_messages: (u64, u64),
+    pub(crate) late_wakeups: (u64, u64),
+    pub(crate) watch: Watch,
     violation: Option<Violation>,
     digest: u64,
     events: u64,
@@ -190,12 +180,12 @@ impl World {
         }
     }
 
-    fn breaks(&mut self, promise: Promise, what: String) {
+    pub(crate) fn breaks(&mut self, promise: Promise, what: String) {
         let at = self.now;
         self.violation.get_or_insert(Violation { at, promise, what });
     }
 
-    fn note(&mut self, words: [u64; 3]) {
+    pub(crate) fn note(&mut self, words: [u64; 3]) {
         for word in [self.now].into_iter().chain(words) {
             self.digest = (self.digest ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
         }
@@ -221,7 +211,7 @@ impl World {
         }
     }
 
-    fn stopped_until(&self, tenant: usize) -> Option<u64> {
+    pub(crate) fn stopped_until(&self, tenant: usize) -> Option<u64> {
         Some(self.sessions[tenant].stopped_until).filter(|&until| until > self.now)
     }
 
@@ -424,307 +414,6 @@ impl World {
                 }
             }
         }
-    }
-
-    fn arrives(&mut self, g: usize, message: Message) {
-        let now = self.now;
-        let governor = &self.governors[g];
-        if governor.phase == Phase::Dead {
-            return;
-        }
-        let (gate, session, tenant) = (governor.gate(), governor.session, governor.tenant);
-        let in_stream = governor.in_stream;
-        let several = self.processes[governor.process].governors.len() > 1;
-        let Some(daemon) = &mut self.daemon else {
-            if message.kind != MessageKind::Tell {
-                let way = self.way();
-                self.plan(now + way, Event::Answers(g, message.call, Answer::Lost));
-            }
-            return;
-        };
-        if daemon.knows(gate) {
-            if let Some((lease, told)) = message.report {
-                daemon.report(gate, lease, told, now);
-            }
-        } else {
-            let quota = self.sessions[tenant].quota;
-            daemon.register(gate, Registration { session, quota, in_stream }, now);
-        }
-        if several && message.kind == MessageKind::Ask {
-            daemon.set_together(session, gate.1);
-        }
-        daemon.used_outside(gate, message.outside_ns, now);
-        daemon.has_queued(gate, message.queued_ns);
-        match message.kind {
-            MessageKind::Ask => {
-                daemon.ask(gate, message.call, now);
-                self.plan(now + POLL_NS, Event::PollEnds(g, message.call));
-            }
-            MessageKind::Renew(lease) => {
-                let renewed = daemon.renew(session, gate, lease, now);
-                if renewed.is_some() {}
-                let way = self.way();
-                self.plan(now + way, Event::Answers(g, message.call, Answer::Renewed(renewed)));
-            }
-            MessageKind::Tell => {}
-        }
-        self.decide();
-    }
-
-    fn answer_not_yet(&mut self, g: usize, call: u64) {
-        let governor = &self.governors[g];
-        let (session, device) = (governor.session, governor.device);
-        let withheld = self.daemon.as_ref().is_some_and(|daemon| daemon.withholds(session, device));
-        let way = self.way();
-        self.plan(self.now + way, Event::Answers(g, call, Answer::NotYet(withheld)));
-    }
-
-    /// The daemon takes back a lease that its caller does not use.
-    pub(crate) fn give_back(&mut self, (worker, device): Gate, lease: LeaseId, opened: bool) {
-        let now = self.now;
-        let scheduler = self.daemon.as_mut().and_then(|daemon| daemon.schedulers.get_mut(&device));
-        if let Some(scheduler) = scheduler {
-            if opened {
-                scheduler.end_unreported(worker, lease, now);
-            } else {
-                scheduler.take_back(worker, lease, now);
-            }
-            self.decide();
-        }
-    }
-
-    fn governor_of(&self, (worker, device): Gate) -> Option<usize> {
-        let process = self.processes.get(worker.0 as usize - 1)?;
-        process.governors.iter().copied().find(|&g| self.governors[g].device == device)
-    }
-
-    /// The daemon decides.
-    fn decide(&mut self) {
-        let now = self.now;
-        let Some(daemon) = &mut self.daemon else { return };
-        let effects = daemon.decide(&mut self.pages, now);
-        if let Some((gate, other)) = daemon.beside {
-            self.breaks(Promise::Exclusion, format!("{gate:?} got a lease beside {other:?}"));
-        }
-        for effect in effects {
-            match effect {
-                Effect::Grant(device, grant) => self.granted(device, grant),
-                Effect::Stop(gate, lease) => {
-                    if let Some(g) = self.governor_of(gate) {
-                        self.note([2, g as u64, lease.0]);
-                        self.plan(now + STORE_NS, Event::GateCloses(g, lease));
-                    }
-                }
-                Effect::Keep(gate, _, may) => {
-                    if let Some(g) = self.governor_of(gate)
-                        && !may
-                        && self.governors[g].phase == Phase::Open
-                    {
-                        self.arm(g, now + STORE_NS);
-                    }
-                }
-            }
-        }
-        self.set_alarm();
-    }
-
-    fn set_alarm(&mut self) {
-        let now = self.now;
-        let Some(daemon) = &self.daemon else { return };
-        let in_use = daemon.schedulers.values().any(scheduler::Scheduler::is_in_use);
-        let tick = in_use.then_some(now + TICK_NS);
-        let next = daemon.next_deadline(now).into_iter().chain(tick).min();
-        if let Some(next) = next.filter(|&next| next < self.alarm_at) {
-            self.alarm_at = next;
-            self.plan(next, Event::Alarm(next));
-        }
-    }
-
-    fn granted(&mut self, device: u32, grant: Grant) {
-        let Some(g) = self.governor_of((grant.worker, device)) else { return };
-        self.note([3, g as u64, grant.length_ns]);
-        let governor = &self.governors[g];
-        let (call, in_stream) = (governor.call, governor.in_stream);
-        let way = self.way();
-        let opens = self.now + STORE_NS;
-        if in_stream {
-            self.plan(opens, Event::GateOpens(g, grant.lease));
-        }
-        let opened = in_stream.then_some(opens);
-        self.plan(
-            opens.max(self.now + way),
-            Event::Answers(g, call, Answer::Granted(grant, opened)),
-        );
-    }
-
-    /// The daemon's store has opened a gate in streams: work begins before the answer is there.
-    fn gate_opens(&mut self, g: usize, lease: LeaseId) {
-        let governor = &mut self.governors[g];
-        if governor.phase == Phase::Asking && governor.closed != Some(lease) {
-            governor.gate_open = true;
-            self.pump(g);
-        }
-    }
-
-    fn gate_closes(&mut self, g: usize, lease: LeaseId) {
-        let stopped = self.stopped_until(self.governors[g].tenant).is_some();
-        let governor = &mut self.governors[g];
-        let own = governor.tenure.as_ref().and_then(|tenure| tenure.lease.id);
-        match (governor.phase, own) {
-            (Phase::Asking, _) => {
-                governor.gate_open = false;
-                governor.closed = Some(lease);
-            }
-            (Phase::Open, Some(id)) if id == lease.0 => {
-                governor.gate_open = false;
-                if stopped {
-                    governor.closed = Some(lease);
-                } else {
-                    self.close(g);
-                }
-            }
-            (Phase::Renewing, Some(id)) if id == lease.0 => {
-                governor.gate_open = false;
-                governor.closed = Some(lease);
-            }
-            _ => {}
-        }
-    }
-
-    /// A process is killed.
-    fn kill(&mut self, p: usize) {
-        self.processes[p].alive = false;
-        self.devices.process_died(self.processes[p].slot);
-        for g in self.processes[p].governors.clone() {
-            let governor = &mut self.governors[g];
-            governor.phase = Phase::Dead;
-            governor.gate_open = false;
-            governor.drop_held();
-            governor.begun.clear();
-            self.disarm(g);
-        }
-        self.plan(self.now + TAKEN_OFF_NS, Event::Gone(p));
-    }
-
-    fn gone(&mut self, p: usize) {
-        let (now, tenant) = (self.now, self.processes[p].tenant);
-        for g in self.processes[p].governors.clone() {
-            let Governor { device, slot, .. } = self.governors[g];
-            if let Some(page) = self.sessions[tenant].pages.get(&device) {
-                Ledger::new(page).vacate(slot, now);
-            }
-        }
-        if let Some(daemon) = &mut self.daemon {
-            daemon.leave(WorkerId(p as u64 + 1), SessionId(tenant as u64), now);
-            self.decide();
-        }
-    }
-
-    fn trouble(&mut self, number: usize) {
-        let now = self.now;
-        let (_, trouble) = self.scenario.troubles[number];
-        self.note([4, number as u64, 0]);
-        let (whose, for_ns) = match trouble {
-            Trouble::Killed { tenant, for_ns } => {
-                let mut own = (0..self.processes.len()).rev();
-                let alive =
-                    own.find(|&p| self.processes[p].alive && self.processes[p].tenant == tenant);
-                let Some(p) = alive else { return };
-                self.kill(p);
-                self.plan(now + for_ns, Event::Comes(tenant));
-                (Some(tenant), for_ns)
-            }
-            Trouble::Stopped { tenant, for_ns } => {
-                self.sessions[tenant].stopped_until = now + for_ns;
-                // It may hold a lease: that is paid by the clock, and has to be earned.
-                let share = u64::from(self.sessions[tenant].quota.share_ppm);
-                self.watch
-                    .excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);
-                (Some(tenant), for_ns)
-            }
-            Trouble::DaemonDies { for_ns } => {
-                let Some(mut daemon) = self.daemon.take() else { return };
-                let (saved, frozen) = daemon.save(now);
-                self.saved = Some((saved, frozen, now));
-                self.alarm_at = u64::MAX;
-                for g in 0..self.governors.len() {
-                    let Governor { phase, call, .. } = self.governors[g];
-                    if matches!(phase, Phase::Asking | Phase::Renewing) {
-                        let way = self.way();
-                        self.plan(now + way, Event::Answers(g, call, Answer::Lost));
-                    }
-                }
-                (None, for_ns)
-            }
-            Trouble::Frozen { tenant, for_ns } => {
-                self.set_frozen(tenant, true);
-                (Some(tenant), for_ns)
-            }
-            Trouble::Share { tenant, thousandths } => {
-                let quota = self.scenario.tenants[tenant].quota;
-                let share = u64::from(quota.share_ppm) * u64::from(thousandths) / 1_000;
-                let share_ppm = (share as u32).max(1_000);
-                self.set_quota(tenant, ComputeLimit { share_ppm, ..quota });
-                (Some(tenant), 0)
-            }
-            Trouble::LateMessages { most_ns, for_ns } => {
-                self.late_messages = (most_ns, now + for_ns);
-                (None, for_ns)
-            }
-            Trouble::LateWakeups { most_ns, for_ns } => {
-                self.late_wakeups = (most_ns, now + for_ns);
-                (None, for_ns)
-            }
-            Trouble::DeviceFails { device, for_ns } => {
-                self.set_suspended(device, true);
-                (None, for_ns)
-            }
-        };
-        self.watch.excuse(whose, now + for_ns + 2 * SECOND);
-        self.plan(now + for_ns, Event::Better(number));
-    }
-
-    fn better(&mut self, number: usize) {
-        match self.scenario.troubles[number].1 {
-            Trouble::DaemonDies { .. } => {
-                if let Some((saved, frozen, at)) = self.saved.take() {
-                    self.daemon = Some(Daemon::restored(saved, at, frozen));
-                }
-            }
-            Trouble::Frozen { tenant, .. } => self.set_frozen(tenant, false),
-            Trouble::DeviceFails { device, .. } => self.set_suspended(device, false),
-            _ => {}
-        }
-    }
-
-    fn set_frozen(&mut self, tenant: usize, frozen: bool) {
-        let (session, now) = (SessionId(tenant as u64), self.now);
-        match (&mut self.daemon, &mut self.saved) {
-            (Some(daemon), _) => daemon.set_frozen(session, frozen, now),
-            (None, Some((_, all, _))) if !frozen => _ = all.remove(&session),
-            _ => {}
-        }
-        self.decide();
-    }
-
-    fn set_suspended(&mut self, device: u32, suspended: bool) {
-        let now = self.now;
-        if let Some(daemon) = &mut self.daemon {
-            daemon.set_suspended(device, suspended, now);
-        }
-        self.decide();
-    }
-
-    fn set_quota(&mut self, tenant: usize, quota: ComputeLimit) {
-        let now = self.now;
-        self.sessions[tenant].quota = quota;
-        for (&device, page) in &self.sessions[tenant].pages {
-            page.set_limits(&Limits { memory: None, compute: quota });
-            if let Some(daemon) = &mut self.daemon {
-                daemon.set_quota(SessionId(tenant as u64), device, quota, now);
-            }
-        }
-        self.decide();
     }
 
     /// Checks what has to hold.
