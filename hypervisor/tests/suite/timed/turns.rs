@@ -4,7 +4,6 @@ use std::thread;
 use std::time::Duration;
 
 use api::{Class, Policy};
-use limits::ComputeLimit;
 use protocol::DeviceQuota;
 
 use crate::holders::{finish, holder};
@@ -49,41 +48,6 @@ fn two_sparse_sessions_hold_at_the_same_time() {
     assert!(overlap(&a.held, &b.held) * 10 > held_a.min(held_b) * 7, "{a:?} {b:?}");
     assert!(a.shared > 0 && b.shared > 0);
     assert!(held_a > 2_000_000 && held_b > 2_000_000, "{held_a} {held_b}");
-}
-
-#[test]
-fn idle_time_goes_to_those_who_may_have_it() {
-    let (_dir, socket) = place();
-    let daemon = Daemon::start(&socket);
-    let balance = |share_ppm, weight| DeviceQuota {
-        uuid: GPU_ID,
-        limit: ComputeLimit::balance(share_ppm, weight),
-    };
-    let length = Duration::from_secs(4);
-    let quotas = [
-        ("light", balance(100_000, 1)),
-        ("heavy", balance(100_000, 3)),
-        ("fixed", DeviceQuota::fixed(GPU_ID, 200_000)),
-    ];
-    let children = quotas
-        .map(|(session, quota)| Program { session, quota, density: 1.0, length }.start(&socket));
-    thread::sleep(Duration::from_millis(3_500));
-    let sessions = daemon.limited();
-    let charged = |name: &str| {
-        let (_, session) = sessions.iter().find(|(session, _)| session == name).unwrap();
-        (session.charged_us as f64, session.spare_us as f64)
-    };
-    let (light, heavy, fixed) = (charged("light"), charged("heavy"), charged("fixed"));
-    let sum = light.0 + heavy.0 + fixed.0;
-    // 10 + 15, 10 + 45 and 20 of 100.
-    assert!((0.6..=0.9).contains(&(heavy.1 / (light.1 + heavy.1))), "{light:?} {heavy:?}");
-    assert!((0.14..=0.25).contains(&(fixed.0 / sum)), "{fixed:?} of {sum}");
-    assert!((0.45..=0.65).contains(&(heavy.0 / sum)), "{heavy:?} of {sum}");
-    assert_eq!(fixed.1, 0.0);
-    let [light, heavy, fixed] = children.map(seen);
-    for (a, b) in [(&light, &heavy), (&light, &fixed), (&heavy, &fixed)] {
-        assert_eq!(overlap(&a.held, &b.held), 0);
-    }
 }
 
 #[test]
