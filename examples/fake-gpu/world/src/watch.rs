@@ -204,7 +204,7 @@ fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
 }
 
 /// Whether another session's work on the device may take far longer than a turn: what is still running of it is not waited
-/// for, and a session beside it has less than its guarantee (`tests/long_work.rs` says how much).
+/// for, and a session beside it has less than its guarantee (`tests/suite/long_work.rs` says how much).
 fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
     let mut others = tenants.iter().enumerate().filter(|(other, _)| *other != number);
     others.any(|(_, other)| {

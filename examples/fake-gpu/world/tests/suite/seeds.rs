@@ -1,7 +1,5 @@
 //! What happens from a seed.
 
-#![allow(clippy::expect_used, reason = "a test may stop where it fails")]
-
 use fake_world::{Promise, Scenario, Tenant, run, shrink};
 use limits::ComputeLimit;
 

@@ -1,0 +1,7 @@
+//! A node in virtual time.
+
+#![allow(clippy::expect_used, reason = "a test may stop where it fails")]
+
+mod long_work;
+mod seeds;
+mod shares;
