@@ -5,7 +5,7 @@ use limits::ComputeLimit;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Breaks a promise, and is not mended: a job on eight devices, seven of which it shares, makes no progress for 5 s.
+/// Breaks a promise, and is not mended: a job on eight devices, five of which it shares, makes no progress for 5 s.
 const KNOWN: u64 = 15;
 
 /// What is broken first by any of these; each minute is another set of sessions and troubles.
