@@ -48,7 +48,7 @@ async fn a_node_that_has_all_of_it() {
     assert!(of(&report, "image preloads").found.contains("without --keep-image-preloads"));
     assert_eq!(of(&report, "other plugins").found, "none for GPUs");
     // NVIDIA's, and one that has ended.
-    let folder = kubelet.path().join("device-plugins");
+    let folder = kubelet.path().join("kubelet/device-plugins");
     let _rival = std::os::unix::net::UnixListener::bind(folder.join("nvidia-gpu.sock")).unwrap();
     drop(std::os::unix::net::UnixListener::bind(folder.join("old-gpu.sock")).unwrap());
     let report = checked(&options(kubelet.path()), 2).await;
