@@ -101,8 +101,7 @@ impl Prepared {
     /// [`HookError`] that says which of it does not hold.
     pub(crate) fn check(&self) -> Result<(), HookError> {
         let failed = |how: &str| {
-            let reason =
-                format!("a function of Sluice's own that was patched in the same way {how}");
+            let reason = format!("a test function patched in the same way {how}");
             HookError::new(self.address, &reason)
         };
         let hook = hook as *const () as usize;

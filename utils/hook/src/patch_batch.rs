@@ -151,21 +151,20 @@ impl<'slots> PatchBatch<'slots> {
         });
         let canary = canary.and_then(|canary| canary.check());
         let mut verified = Verified { engine, patches: Vec::new(), lost: Vec::new() };
-        let is_kept = enabled.is_ok() && canary.is_ok();
+        let fault = enabled.as_ref().err().or(canary.as_ref().err());
         for function in &prepared {
-            match (function.look(), &canary) {
-                (Ok(patch), _) if is_kept => verified.patches.push(patch),
-                (Ok(_), Err(why)) => verified.lost.push(function.lost(&why.reason)),
-                // Told below why the engine failed.
-                (Ok(_), Ok(())) => verified.lost.push(function.lost(UNCHANGED)),
+            match (function.look(), fault) {
+                (Ok(patch), None) => verified.patches.push(patch),
+                (Ok(_), Some(fault)) => verified.lost.push(function.lost(&fault.reason)),
                 (Err(lost), _) => verified.lost.push(lost),
             }
         }
+        let is_undone = fault.is_some();
         if let Err(error) = enabled {
             verified.lost.iter_mut().for_each(|lost| lost.because_of(&error));
         }
         for (function, lost) in lost_of(&prepared, &mut verified.lost) {
-            if !is_kept {
+            if is_undone {
                 function.restore();
             }
             lost.is_unchanged = function.is_unchanged();
