@@ -89,7 +89,12 @@ pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Err
 /// The name that a session was given. One that is left over has none any more.
 pub(crate) fn given_name(found: &Found) -> Option<String> {
     let name = found.settings()?.name?;
-    (found.owned || SessionSummary::of(found).is_in_use()).then_some(name)
+    is_running(found).then_some(name)
+}
+
+/// Whether the command that made it, or a process in it, still runs. Reads its pages.
+pub(crate) fn is_running(found: &Found) -> bool {
+    found.owned || SessionSummary::of(found).is_in_use()
 }
 
 /// The name that a session was given, of one that the daemon knows.
@@ -159,16 +164,15 @@ fn choose<'a, S>(
     // The name of its directory is taken for its name.
     let name = directory::shown_name(Path::new(wanted));
     let wanted = if wanted.is_empty() { wanted } else { name.as_str() };
-    let words = |session: &S| {
-        let name = std::iter::once((ways.name)(session));
-        name.chain((ways.container)(session)).collect::<Vec<_>>()
-    };
-    let given = |session: &S| (ways.given)(session);
     let named = |session: &&S| {
-        given(session).is_some_and(|name| name == wanted)
-            || words(session).iter().any(|word| word == wanted)
+        (ways.name)(session) == wanted
+            || (ways.given)(session).is_some_and(|name| name == wanted)
+            || (ways.container)(session).iter().any(|word| word == wanted)
     };
-    let begins = |session: &&S| words(session).iter().any(|word| word.starts_with(wanted));
+    let begins = |session: &&S| {
+        (ways.name)(session).starts_with(wanted)
+            || (ways.container)(session).iter().any(|word| word.starts_with(wanted))
+    };
     let mut matching: Vec<&S> = Vec::new();
     // First, because any user can give a session the number of a process as its name.
     if let Some(pid) = parse_whole(wanted) {
@@ -195,7 +199,7 @@ fn choose<'a, S>(
             } else {
                 "this user has no such session; it may have ended, or be another user's"
             };
-            let longer = sessions.iter().filter_map(given);
+            let longer = sessions.iter().filter_map(&ways.given);
             let longer = longer.filter(|name| !wanted.is_empty() && name.starts_with(wanted)).min();
             let hint = longer.map_or_else(
                 || "'sluice status' lists them".to_owned(),

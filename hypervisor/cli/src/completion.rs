@@ -6,7 +6,6 @@ use std::ffi::OsStr;
 use clap::CommandFactory;
 use clap_complete::env::{CompleteEnv, Shells};
 use clap_complete::{ArgValueCompleter, CompletionCandidate};
-use session::SessionSummary;
 use session::directory::Found;
 
 use super::cli::{Cli, CompletionsArgs};
@@ -58,9 +57,9 @@ fn one_of(words: impl Fn() -> BTreeSet<String> + Send + Sync + 'static) -> ArgVa
 
 /// The words that the sessions of running programs are known by.
 fn names(node: &Node) -> BTreeSet<String> {
-    let is_running = |found: &&Found| found.owned || SessionSummary::of(found).is_in_use();
-    let seen = node.sessions.iter().filter(is_running);
-    let seen = seen.map(|found| choice::given_name(found).unwrap_or_else(|| found.name.clone()));
+    let given = |found: &Found| found.settings().and_then(|settings| settings.name);
+    let seen = node.sessions.iter().filter(|found| choice::is_running(found));
+    let seen = seen.map(|found| given(found).unwrap_or_else(|| found.name.clone()));
     let elsewhere = node.elsewhere(false).map(|session| {
         choice::called(node, session).unwrap_or_else(|| last_part(&session.name).to_owned())
     });
