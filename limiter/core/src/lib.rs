@@ -23,7 +23,7 @@ pub use launch_times::LaunchTimes;
 pub use lease::{Lease, room_ns};
 pub use rest::Rest;
 pub use stall::Stall;
-pub use tenure::{LeaseUtilization, Neighbours, Tenure};
+pub use tenure::{LeaseUtilization, Neighbours, SPREAD, Tenure};
 pub use usage::{Totals, Usage, Used};
 
 /// Times in nanoseconds.

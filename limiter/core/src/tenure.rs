@@ -12,8 +12,8 @@ const FIRST_LOOK_NS: u64 = 1_000_000;
 pub const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
 /// The same where looking costs next to nothing.
 pub const SHORTEST_LOOK_NS: u64 = 500_000;
-/// Spreads what follows each other: the golden ratio of 64 bits.
-const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+/// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
+pub const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does.
 const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;

@@ -7,8 +7,7 @@ use driver::cuda::{Function, GraphExec};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Work(u64);
 
-/// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
-pub(super) const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(super) use limiter_core::SPREAD;
 
 const fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(SPREAD).rotate_left(29)
