@@ -107,6 +107,9 @@ impl Outcome {
     /// What a pod that is so is to say from now on. `factor`: the node's memory factor.
     pub(crate) fn word(&self, pod: &Pod, factor: NonZeroU32) -> Word {
         let mut word = Word { metadata: Value::Null, lock: None };
+        let text = |claims, dialect| {
+            pods::claims_text(claims, &pods::slots(pod, dialect), dialect, factor)
+        };
         for dialect in Dialect::ALL {
             let names = dialect.annotations();
             let Some(phase) = names.phase else { continue };
@@ -123,19 +126,13 @@ impl Outcome {
                 continue;
             };
             if let Some(claims) = claims_elsewhere(pod, dialect, real, factor) {
-                let text = pods::claims_text(claims, &pods::slots(pod, dialect), dialect, factor);
-                word.metadata["annotations"][pods::lasting(dialect)] = text.into();
+                word.metadata["annotations"][pods::lasting(dialect)] = text(claims, dialect).into();
             }
             if waits || self.mended && has_failed(pod, dialect) {
                 set_phase(&mut word.metadata, phase, phase.succeeded);
             }
             if waits && *own != Dialect::VgpuManager {
-                let nothing = pods::claims_text(
-                    PodClaims::default(),
-                    &pods::slots(pod, dialect),
-                    dialect,
-                    factor,
-                );
+                let nothing = text(PodClaims::default(), dialect);
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
             // An earlier run may have ended before it gave the lock back.
@@ -144,8 +141,7 @@ impl Outcome {
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
             && let Some(name) = dialect.annotations().real
         {
-            let text =
-                pods::claims_text(real.clone(), &pods::slots(pod, *dialect), *dialect, factor);
+            let text = text(real.clone(), *dialect);
             if pods::annotation(pod, name) != Some(&text) {
                 word.metadata["annotations"][name] = text.into();
             }
