@@ -1,13 +1,13 @@
 //! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes and not their single GPUs.
 //!
 //! `filter` leaves the nodes where GPUs have room, by what nodes have registered and pods have claimed (`placement`), and
-//! `prioritize` ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of pods that have to end. `bind` chooses the GPUs and writes them with the node's name in one step.
+//! `prioritize` ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of pods that have to end. `bind` chooses the
+//! GPUs and writes them with the node's name in one step.
 
 #![forbid(unsafe_code)]
 
 mod binder;
 mod cluster;
-
 mod lease;
 mod nodes;
 mod shared;
