@@ -340,8 +340,8 @@ fn has_aarch64(job: &Job) -> bool {
         && tools::fetched_by("an emulator of aarch64", &mut emulate)
 }
 
-/// The hook engine and the limiter of aarch64, in an emulator: of the limiter's suite how it is loaded, and memory
-/// (docs/adr/0071-aarch64.md says what the other tests do there).
+/// The hook engine and the limiter of aarch64, in an emulator: of the limiter's suite how it is loaded, and memory.
+/// Shares are not tested there, because the emulator delays handovers.
 fn on_aarch64(table: &mut Vec<Check>) {
     let check = |name: &str, work: fn(&Job) -> Outcome| {
         Check::single(Tier::Reach, name, work).needs(Need::Check(EMULATED)).when(inputs())
