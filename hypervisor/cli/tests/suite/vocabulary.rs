@@ -1,4 +1,4 @@
-//! One term for one thing (docs/glossary.md): terms that were given up do not come back.
+//! Documents: one term for one thing (docs/glossary.md), and links that lead somewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,57 @@ fn check(place: &str, text: &str) {
     }
 }
 
-#[test]
-fn documents_have_no_retired_term() {
+/// The documents that say what holds today; measurements are logs of their day.
+fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = ["docs", "docs/adr", "docs/design"].map(|name| root.join(name));
+    let pages = folders.into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let pages = pages.map(|entry| entry.unwrap().path());
     let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
     let first = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root.join(name));
     let all: Vec<PathBuf> = pages.chain(first).collect();
-    assert!(all.len() > 12, "{all:?}");
-    for path in all {
+    assert!(all.len() > 40, "{all:?}");
+    all
+}
+
+#[test]
+fn documents_have_no_retired_term() {
+    for path in documents() {
         check(&path.display().to_string(), &fs::read_to_string(&path).unwrap());
     }
+}
+
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    headings
+        .map(|line| line.trim_start_matches('#').trim().to_lowercase())
+        .map(|line| line.chars().filter(kept).collect::<String>().replace(' ', "-"))
+        .collect()
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.contains(':')) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.with_file_name(file) };
+            let leads = if anchor.is_empty() {
+                target.exists()
+            } else {
+                fs::read_to_string(&target)
+                    .is_ok_and(|text| anchors(&text).iter().any(|known| known == anchor))
+            };
+            if !leads {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
 }
 
 #[test]
