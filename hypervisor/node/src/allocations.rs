@@ -74,8 +74,12 @@ struct Entry {
     resource: String,
     ids: BTreeSet<String>,
     gpus: Vec<GpuId>,
-    /// What is promised to it, when that is known.
+    /// What it has, when that is known.
     shares: Vec<(GpuId, Share)>,
+    /// What is promised because of it.
+    promised: Vec<(GpuId, Share)>,
+    /// Whether its container is an init container, which kubelets do not list.
+    is_init: bool,
     /// When it was allocated, or found by this run.
     made: Instant,
     /// When a container with it was last about to start.
@@ -114,6 +118,9 @@ pub(crate) struct Decision {
     /// The UID of its pod, where it is known.
     pub(crate) pod: Option<String>,
     pub(crate) parts: Vec<Part>,
+    /// What others cannot have because of it. Of an init container: what it has beyond those that have its GPUs later.
+    pub(crate) promised: Vec<(GpuId, Share)>,
+    pub(crate) is_init: bool,
     /// How a share of time is meant.
     pub(crate) policy: Policy,
     /// Where the container sees the daemon's socket.
@@ -151,8 +158,11 @@ pub(crate) enum WriteError {
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) key: AllocationKey,
+    pub(crate) resource: String,
     pub(crate) ids: BTreeSet<String>,
     pub(crate) gpus: Vec<GpuId>,
+    /// Whether a container with it has begun to start.
+    pub(crate) starts: bool,
 }
 
 /// An allocation whose limits are written.
@@ -163,6 +173,7 @@ pub(crate) struct Held {
     pub(crate) pod: Option<String>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) shares: Vec<(GpuId, Share)>,
+    pub(crate) promised: Vec<(GpuId, Share)>,
     pub(crate) followed: Option<String>,
 }
 
@@ -255,8 +266,9 @@ impl Allocations {
                 return Err(AllocateError::Taken { id, resource: entry.resource.clone() });
             }
         }
-        self.make(resource, allocation)?;
-        table.insert(allocation.key.clone(), Entry::new(resource, allocation));
+        let entry = Entry::new(resource, allocation);
+        self.make(resource.name, &allocation.key, &entry.ids, &entry.gpus)?;
+        table.insert(allocation.key.clone(), entry);
         drop(table);
         self.has_changed();
         self.given.notify_one();
@@ -273,8 +285,9 @@ impl Allocations {
     ) -> io::Result<Option<Holder>> {
         let mut table = self.table();
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
-            self.make(resource, allocation)?;
-            table.insert(allocation.key.clone(), Entry::new(resource, allocation));
+            let entry = Entry::new(resource, allocation);
+            self.make(resource.name, &allocation.key, &entry.ids, &entry.gpus)?;
+            table.insert(allocation.key.clone(), entry);
         }
         let new = || Entry::new(resource, allocation);
         let entry = table.entry(allocation.key.clone()).or_insert_with(new);
@@ -283,18 +296,51 @@ impl Allocations {
         Ok(entry.holder.clone())
     }
 
+    /// Another container of its pod starts with it than the one whose limits are written: the folder is made anew.
+    pub(crate) fn vacate(&self, waiting: &Waiting) -> io::Result<()> {
+        let mut table = self.table();
+        let Some(entry) = table.get_mut(&waiting.key) else { return Ok(()) };
+        (entry.holder, entry.followed) = (None, None);
+        self.make(&waiting.resource, &waiting.key, &entry.ids, &entry.gpus)?;
+        File::create(self.of(&waiting.key).join(STARTED)).map(drop)
+    }
+
+    /// Removes what these init containers had, which have ended, but for one that is another container's by now.
+    pub(crate) fn release(&self, ended: &[Holder], but: &AllocationKey) -> io::Result<()> {
+        let mut table = self.table();
+        let is_theirs = |(key, entry): &(&AllocationKey, &Entry)| {
+            *key != but && entry.holder.as_ref().is_some_and(|holder| ended.contains(holder))
+        };
+        let keys: Vec<_> = table.iter().filter(is_theirs).map(|(key, _)| key.clone()).collect();
+        for key in &keys {
+            self.remove(&self.of(key))?;
+            table.remove(key);
+        }
+        drop(table);
+        if !keys.is_empty() {
+            self.has_changed();
+        }
+        Ok(())
+    }
+
     /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
-    fn make(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
-        let (draft, folder) = (self.draft(), self.of(&allocation.key));
+    fn make(
+        &self,
+        resource: &str,
+        key: &AllocationKey,
+        ids: &BTreeSet<String>,
+        gpus: &[GpuId],
+    ) -> io::Result<()> {
+        let (draft, folder) = (self.draft(), self.of(key));
         // What an earlier run left.
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
         for_all_users(&draft, 0o755)?;
         let facts = Facts {
             version: 1,
-            resource: resource.name.to_owned(),
-            ids: allocation.ids.iter().map(ToString::to_string).collect(),
-            gpus: allocation.gpus.iter().map(ToString::to_string).collect(),
+            resource: resource.to_owned(),
+            ids: ids.iter().cloned().collect(),
+            gpus: gpus.iter().map(ToString::to_string).collect(),
         };
         let mut file = File::create(draft.join(FACTS))?;
         serde_json::to_writer(&mut file, &facts)?;
@@ -340,7 +386,7 @@ impl Allocations {
     /// What is promised to the containers that are listed, and those of which that is not known yet. Where none is listed, all
     /// that are known count.
     pub(crate) fn promised(&self, listed: &Containers) -> (Vec<(GpuId, Share)>, Vec<Waiting>) {
-        let counts = |(_, entry): &(_, &Entry)| listed.is_empty() || listed.have_any(&entry.ids);
+        let counts = |(_, entry): &(_, &Entry)| listed.is_empty() || entry.is_there(listed);
         let table = self.table();
         let (decided, waiting): (Vec<_>, Vec<_>) =
             table.iter().filter(counts).partition(|(_, entry)| entry.holder.is_some());
@@ -367,21 +413,22 @@ impl Allocations {
         asked: Instant,
     ) -> Result<bool, WriteError> {
         let mut table = self.table();
-        let others =
-            table.iter().filter(|(other, entry)| *other != key && listed.have_any(&entry.ids));
-        let others: Vec<_> = others.flat_map(|(_, entry)| entry.shares.iter().copied()).collect();
+        let others = table.iter().filter(|(other, entry)| *other != key && entry.is_there(listed));
+        let others: Vec<_> = others.flat_map(|(_, entry)| entry.promised.iter().copied()).collect();
         let Some(entry) = table.get_mut(key).filter(|entry| entry.counts_at(asked)) else {
             return Ok(false);
         };
         if let Some(before) = &entry.holder {
             return Ok(*before == decision.holder);
         }
-        decision.parts.iter().try_for_each(|part| has_room(part, &others))?;
+        decision.has_room(&others)?;
         let limits: Vec<(GpuId, Limits)> =
             decision.parts.iter().map(|part| (part.gpu, part.limits)).collect();
         allocation::make_pages(&self.session_of(key), &limits)?;
         let shares = self.write_down(key, decision)?;
         (entry.holder, entry.shares) = (Some(decision.holder.clone()), shares);
+        entry.promised.clone_from(&decision.promised);
+        entry.is_init = decision.is_init;
         entry.pod.clone_from(&decision.pod);
         drop(table);
         self.has_changed();
@@ -412,10 +459,11 @@ impl Allocations {
         let one = |(key, entry): (&AllocationKey, &Entry)| {
             Some(Held {
                 key: key.clone(),
-                holder: entry.holder.clone().filter(|_| entry.missing.is_none())?,
+                holder: entry.holder.clone().filter(|_| entry.counts())?,
                 pod: entry.pod.clone(),
                 gpus: entry.gpus.clone(),
                 shares: entry.shares.clone(),
+                promised: entry.promised.clone(),
                 followed: entry.followed.clone(),
             })
         };
@@ -436,7 +484,8 @@ impl Allocations {
             let gone = || WriteError::Gone(Box::new(decision.holder.clone()));
             let is_its = |entry: &&mut Entry| entry.holder.as_ref() == Some(&decision.holder);
             let entry = table.get_mut(key).filter(is_its).ok_or_else(gone)?;
-            decision.parts.iter().try_for_each(|part| has_room(part, &others))?;
+            decision.has_room(&others)?;
+            entry.promised.clone_from(&decision.promised);
             entry.shares = self.write_down(key, decision)?;
         }
         self.has_changed();
@@ -532,6 +581,8 @@ impl Entry {
             ids: allocation.ids.iter().map(ToString::to_string).collect(),
             gpus: allocation.gpus.clone(),
             shares: Vec::new(),
+            promised: Vec::new(),
+            is_init: false,
             made: Instant::now(),
             started: None,
             holder: None,
@@ -543,7 +594,13 @@ impl Entry {
     }
 
     fn waiting((key, entry): (&AllocationKey, &Self)) -> Waiting {
-        Waiting { key: key.clone(), ids: entry.ids.clone(), gpus: entry.gpus.clone() }
+        Waiting {
+            key: key.clone(),
+            resource: entry.resource.clone(),
+            ids: entry.ids.clone(),
+            gpus: entry.gpus.clone(),
+            starts: entry.started.is_some(),
+        }
     }
 
     /// Whether what the kubelet was asked at that time is about the present container.
@@ -551,9 +608,18 @@ impl Entry {
         self.last_touched() <= asked
     }
 
+    /// Whether its container has it, as far as kubelets tell.
+    fn counts(&self) -> bool {
+        self.missing.is_none() || self.is_init
+    }
+
+    fn is_there(&self, listed: &Containers) -> bool {
+        self.is_init || listed.have_any(&self.ids)
+    }
+
     fn taken(&self) -> Taken {
         // The kubelet may have freed the ids of what it lists no more: these are not counted against it twice.
-        let shares = if self.missing.is_none() { self.shares.clone() } else { Vec::new() };
+        let shares = if self.counts() { self.promised.clone() } else { Vec::new() };
         let places = self.ids.iter().filter_map(|id| UnitId::read(id)).collect();
         Taken { resource: self.resource.clone(), places, shares }
     }
@@ -575,6 +641,15 @@ impl Entry {
 }
 
 impl Decision {
+    /// Whether its GPUs have what it promises left beside others.
+    fn has_room(&self, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+        self.promised.iter().try_for_each(|(gpu, share)| {
+            let parts = self.parts.iter().filter(|part| part.gpu == *gpu);
+            let parts = parts.map(|part| Part { share: *share, ..*part });
+            parts.into_iter().try_for_each(|part| has_room(&part, others))
+        })
+    }
+
     fn settings(&self) -> OwnerSettings {
         let Self { holder, parts, policy, daemon, .. } = self;
         let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
@@ -689,7 +764,9 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
             resource,
             ids,
             gpus,
+            promised: shares.clone(),
             shares,
+            is_init: false,
             made: now,
             started,
             listed: holder.is_some(),

@@ -7,6 +7,7 @@ use crate::hidden::InUse;
 use crate::pool::UnitId;
 use crate::proto::pod_resources::PodResources;
 use dialects::{Counts, Resource};
+use limits::GpuId;
 
 /// A container, by the names that people gave it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +36,14 @@ pub(crate) struct Listed {
     pub(crate) holder: Holder,
     pub(crate) places: BTreeSet<String>,
     pub(crate) asked: Asked,
+}
+
+impl Listed {
+    /// Where its places are, in the order of their names.
+    pub(crate) fn gpus(&self) -> Vec<GpuId> {
+        let gpus = self.places.iter().filter_map(|id| id.split_once("::")?.0.parse().ok());
+        gpus.collect::<BTreeSet<GpuId>>().into_iter().collect()
+    }
 }
 
 /// All of them, as the kubelet lists them at one moment.
@@ -149,6 +158,12 @@ impl Containers {
             }
         }
         Ok(exact)
+    }
+
+    /// Any container with any of these ids.
+    pub(crate) fn with_any(&self, ids: &BTreeSet<String>) -> Option<&Listed> {
+        let at = ids.iter().find_map(|id| self.by_place.get(id)?.first())?;
+        self.listed.get(*at)
     }
 
     /// Nothing was allocated since these ids were `before`'s.

@@ -23,6 +23,7 @@ mod mounted;
 mod often;
 mod options;
 mod outcomes;
+mod owner;
 mod people;
 mod permissions;
 mod placing;
@@ -35,6 +36,7 @@ mod registers;
 mod registration;
 mod resolver;
 mod seen;
+mod starting;
 mod words;
 
 use std::future::Future;
@@ -211,6 +213,7 @@ pub async fn serve(
         daemon: injection.daemon_inside().into(),
         cluster,
         dialects,
+        inits: Arc::default(),
     };
     for resource in resources.clone() {
         let offer = Offer {

@@ -27,6 +27,7 @@ use crate::identity::Holder;
 use crate::live::{self, ChangeError, LIMITS};
 use crate::often::{Due, Often};
 use crate::pool::{AllocationKey, Gpu, Pool};
+use crate::starting;
 use crate::words::{self, WordsError};
 
 /// How often it is looked.
@@ -185,8 +186,24 @@ impl People {
         let said = parts.iter().map(|part| live::told(part.gpu, before(part.gpu), part.share));
         let said: Vec<String> = said.filter(|words| !words.is_empty()).collect();
         let (holder, daemon) = (held.holder.clone(), self.daemon.to_path_buf());
-        let pod = pod.metadata.uid.clone();
-        let decision = Decision { holder, pod, parts, policy, daemon };
+        let promised = parts.iter().map(|part| {
+            let known = held.promised.iter().find(|(gpu, _)| *gpu == part.gpu);
+            let known = known.map_or(Share::default(), |(_, share)| *share);
+            // An init container's promise is less than what it has.
+            let changed = |promised: u64, before: u64, after: u64| {
+                promised.saturating_add(after).saturating_sub(before)
+            };
+            let Share { cores, memory_mib } = before(part.gpu);
+            let share = Share {
+                cores: changed(known.cores, cores, part.share.cores),
+                memory_mib: changed(known.memory_mib, memory_mib, part.share.memory_mib),
+            };
+            (part.gpu, share)
+        });
+        let promised = promised.collect();
+        let is_init = starting::is_init(pod, &holder.container);
+        let uid = pod.metadata.uid.clone();
+        let decision = Decision { holder, pod: uid, parts, promised, is_init, policy, daemon };
         // Also where nothing else is promised: an earlier run may have ended before the pages had it.
         let took = self.allocations.change(&held.key, &decision)?;
         let is_new = !said.is_empty();

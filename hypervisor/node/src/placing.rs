@@ -6,7 +6,7 @@
 use core::num::NonZeroU32;
 use std::sync::Arc;
 
-use dialects::pods::{claims, containers, has_ended, is_allocating, need};
+use dialects::pods::{claims, containers, has_ended, is_allocating};
 use dialects::{Resource, Share};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use limits::GpuId;
@@ -15,12 +15,20 @@ use crate::allocations::has_room;
 use crate::amounts::{Wish, part};
 use crate::identity::{Containers, Holder};
 use crate::pool::Pool;
+use crate::starting::{self, Places};
 
 /// What the kubelet is about to give out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) resource: &'a Resource,
     pub(crate) count: usize,
+}
+
+impl<'a> Request<'a> {
+    fn places(&self) -> Places<'a> {
+        let Resource { name, dialect, .. } = *self.resource;
+        Places { resource: name, dialect, count: self.count }
+    }
 }
 
 /// A container, as the kubelet names it.
@@ -32,23 +40,34 @@ pub(crate) fn holder(pod: &Pod, container: &str) -> Holder {
     }
 }
 
+pub(crate) fn is_of(pod: &Pod, other: &Holder) -> bool {
+    holder(pod, &other.container) == *other
+}
+
 /// The container that gets them: of those that ask for so many and have none, one that the kubelet lists. Where it lists
-/// none, one of a pod whose scheduler has claimed GPUs for it.
+/// none, one of a pod whose scheduler has claimed GPUs for it. `is_given`: whether an init container has some. Kubelets list
+/// the pods of init containers, and not these.
 pub(crate) fn next<'a>(
     pods: &'a [Arc<Pod>],
     listed: &Containers,
     request: Request<'_>,
+    is_given: impl Fn(&Pod, &str) -> bool,
 ) -> Option<(&'a Arc<Pod>, &'a Container)> {
     let mut pods: Vec<&Arc<Pod>> = pods.iter().filter(|pod| !has_ended(pod)).collect();
     // A kubelet's own order, to the second.
     pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
     let all = pods.into_iter().flat_map(|pod| containers(pod).map(move |one| (pod, one)));
-    let asking = all.filter(|(pod, container)| asks(pod, container, request));
+    let asking = all.filter(|(pod, container)| starting::asks(pod, container, request.places()));
     let ranked = asking.filter_map(|(pod, container)| {
         let holder = holder(pod, &container.name);
-        let (is_listed, is_claimed) =
-            (listed.bare().contains(&holder), is_claimed(pod, container, request));
-        let is_next = (is_listed || is_claimed) && !listed.have(&holder);
+        let is_init = starting::is_init(pod, &container.name);
+        let is_listed = match is_init {
+            true => listed.bare().iter().any(|bare| is_of(pod, bare)),
+            false => listed.bare().contains(&holder),
+        };
+        let is_claimed = is_claimed(pod, container, request);
+        let has_some = listed.have(&holder) || is_init && is_given(pod, &container.name);
+        let is_next = (is_listed || is_claimed) && !has_some;
         is_next.then_some(((!is_listed, !is_claimed), (pod, container)))
     });
     ranked.min_by_key(|(rank, _)| *rank).map(|(_, next)| next)
@@ -59,15 +78,6 @@ fn is_claimed(pod: &Pod, container: &Container, request: Request<'_>) -> bool {
     let claims = claims(pod, dialect, NonZeroU32::MIN).unwrap_or_default();
     let is_its = claims.of(&container.name).is_some_and(|own| !own.is_empty());
     is_its && is_allocating(pod, dialect)
-}
-
-/// Whether a container asks for so many ids.
-fn asks(pod: &Pod, container: &Container, request: Request<'_>) -> bool {
-    let need = need(pod, container, &[request.resource.dialect]).ok().flatten();
-    need.is_some_and(|need| {
-        let is_count = usize::try_from(need.places) == Ok(request.count);
-        need.resource == request.resource.name && is_count
-    })
 }
 
 /// What is known of a node's GPUs.
@@ -149,7 +159,7 @@ mod tests {
 
     fn next_of(pods: &[Arc<Pod>], kubelets: &[(&str, &[&str])], count: usize) -> Option<String> {
         let request = Request { resource: &RESOURCES[0], count };
-        let (pod, _) = next(pods, &listed(kubelets), request)?;
+        let (pod, _) = next(pods, &listed(kubelets), request, |_, _| false)?;
         pod.metadata.name.clone()
     }
 

@@ -20,10 +20,11 @@ use crate::allocations::{AllocateError, Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
 use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
-use crate::identity::{Holder, Mismatch};
+use crate::identity::{Containers, Holder};
 use crate::image_preloads::{self, HookFile};
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
+use crate::owner::{Owned, Owner};
 use crate::placing::Request as Wanted;
 use crate::pool::{Allocation, Pool, PoolError, UnitId};
 use crate::proto::device_plugin_server::DevicePlugin;
@@ -35,6 +36,7 @@ use crate::proto::{
 };
 use crate::resolver::{Resolver, Settled, Undecided};
 use dialects::Resource;
+use k8s_openapi::api::core::v1::Pod;
 
 /// The least time between two lists of one resource: each has all ids, and a kubelet reads all of it.
 const LISTS_APART: Duration = Duration::from_millis(250);
@@ -45,8 +47,11 @@ const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// What keeps a container without limits.
-const UNLISTED: &str =
-    "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail";
+const UNLISTED: &str = "the kubelet lists no container with these ids, and no pod has an init container that asks for them: its CUDA calls fail";
+const UNCLEAR: &str = "the API server does not show yet which of the pod's containers it is";
+/// How long that may take before the container starts, and how often it is looked at.
+const CLEAR_WITHIN: Duration = Duration::from_secs(2);
+const LOOKED_AT_EVERY: Duration = Duration::from_millis(50);
 /// Tells the container which allocation it has.
 const ALLOCATION: &str = "SLUICE_ALLOCATION";
 
@@ -200,7 +205,8 @@ impl Offer {
         let decided = self.allocations.start(&self.resource, &allocation)?;
         let Allocation { key, ids, gpus } = allocation;
         let ids = ids.iter().map(ToString::to_string).collect();
-        Ok((Waiting { key, ids, gpus }, decided))
+        let resource = self.resource.name.to_owned();
+        Ok((Waiting { key, resource, ids, gpus, starts: true }, decided))
     }
 }
 
@@ -408,15 +414,42 @@ impl Plugin {
             Err(reason) => return Ok(Some(reason.to_string())),
         };
         if let Some(before) = decided {
-            let checked = containers.check_holder(&waiting.ids, &before);
-            let refused = |why: Mismatch| self.refused(Undecided::from(why).into());
-            return checked.map(|()| None).map_err(refused);
+            let pod = resolver.pod_of(&before).await;
+            let is_open = |pod: &Arc<Pod>| resolver.may_be_another(&waiting, pod, &before);
+            let started = match pod.as_ref().filter(|pod| is_open(pod)) {
+                Some(_) => self.starts_again(&waiting, &containers, &before).await?,
+                None => {
+                    let checked = containers.check_holder(&waiting.ids, &before);
+                    checked.map_err(|why| self.refused(Undecided::from(why).into()))?;
+                    Some(pod)
+                }
+            };
+            if let Some(pod) = started {
+                if let Some(pod) = pod {
+                    let waiting = waiting.clone();
+                    let work = move |offer: &Offer| {
+                        let started = offer.resolver.starts(&waiting, &pod, &before);
+                        started.map_err(|error| Undecided::from(error).into())
+                    };
+                    self.apart(work).await?;
+                }
+                return Ok(None);
+            }
         }
-        let outcomes = resolver.settle(vec![waiting], &Arc::new(containers), asked).await;
-        let Some(outcome) = outcomes.into_iter().next() else { return Ok(None) };
+        let (containers, until) = (Arc::new(containers), Instant::now() + CLEAR_WITHIN);
+        let outcome = loop {
+            let outcomes = resolver.settle(vec![waiting.clone()], &containers, asked).await;
+            let Some(outcome) = outcomes.into_iter().next() else { return Ok(None) };
+            let is_unclear = matches!(outcome.settled, Ok(Settled::Unclear));
+            if !is_unclear || Instant::now() >= until {
+                break outcome;
+            }
+            tokio::time::sleep(LOOKED_AT_EVERY).await;
+        };
         match outcome.settled {
             Ok(Settled::Decided) => Ok(None),
             Ok(Settled::Unlisted) => Ok(Some(UNLISTED.to_owned())),
+            Ok(Settled::Unclear) => Ok(Some(UNCLEAR.to_owned())),
             Err(Undecided::Cluster(reason)) => Ok(Some(reason)),
             Err(why) => {
                 let whose = outcome.pod.zip(outcome.holder);
@@ -424,6 +457,23 @@ impl Plugin {
                     cluster.refused(&pod, &holder.container, &why.to_string());
                 }
                 Err(self.refused(why.into()))
+            }
+        }
+    }
+
+    /// The pod, if the container that starts is the one whose limits are written. If not, these do not hold any more.
+    async fn starts_again(
+        &self,
+        waiting: &Waiting,
+        containers: &Containers,
+        before: &Holder,
+    ) -> Result<Option<Option<Arc<Pod>>>, Status> {
+        match self.offer.resolver.owner(waiting, containers).await {
+            Ok(Owned::By(Owner { holder, pod, .. })) if holder == *before => Ok(Some(pod)),
+            _ => {
+                let waiting = waiting.clone();
+                self.apart(move |offer| Ok(offer.allocations.vacate(&waiting)?)).await?;
+                Ok(None)
             }
         }
     }

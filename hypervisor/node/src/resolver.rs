@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dialects::claims::ContainerClaims;
@@ -15,14 +15,15 @@ use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Waiting, WriteError};
 use crate::amounts::{self, AmountError, Part, Wish};
-use crate::chain::chain;
 use crate::cluster::Cluster;
 use crate::identity::{Containers, Holder, Listed, Mismatch};
 use crate::mounted;
-use crate::placing::{self, Known, Request};
+use crate::owner::{Owned, Owner};
+use crate::placing::{self, Known, Request, is_of};
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
 use crate::pool::{AllocationKey, Pool};
 use crate::proto::pod_resources::ContainerDevices;
+use crate::starting::{self, Inits};
 use crate::words::{WordsError, is_where_claimed, wish};
 
 /// How often the kubelet is asked while there are allocations.
@@ -64,6 +65,8 @@ pub(crate) enum Settled {
     Decided,
     /// The kubelet lists no container with just these ids.
     Unlisted,
+    /// A container starts with them, and the API server does not show yet which one.
+    Unclear,
 }
 
 /// What is needed for that.
@@ -78,16 +81,7 @@ pub(crate) struct Resolver {
     /// Where pods say what they ask for. `None`: what the kubelet counts is all that is known.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) dialects: Arc<[Dialect]>,
-}
-
-/// What containers are to get, by their names.
-type Wishes = BTreeMap<Holder, Wished>;
-
-/// What a container is to get.
-struct Wished {
-    /// Its pod, if it is known.
-    pod: Option<Arc<Pod>>,
-    wish: Result<Wish, Undecided>,
+    pub(crate) inits: Arc<Mutex<Inits>>,
 }
 
 /// Parts of GPUs.
@@ -116,17 +110,26 @@ impl Resolver {
         containers: &Arc<Containers>,
         asked: Instant,
     ) -> Vec<Outcome> {
-        let mut wishes = self.wishes(&waiting, containers).await;
+        // At once: an API server that is silent keeps them waiting together.
+        let owned = join_all(waiting.iter().map(|one| self.owner(one, containers))).await;
         let (own, listed) = (self.clone(), Arc::clone(containers));
         let work = move || {
-            let one = |waiting: Waiting| {
-                let holder = listed.whose(&waiting.ids).ok().flatten();
-                let holder = holder.map(|one| one.holder.clone());
-                let pod = holder.as_ref().and_then(|holder| wishes.get(holder)?.pod.clone());
-                let settled = own.settle_one(&waiting, &listed, &mut wishes, asked);
-                Outcome { key: waiting.key, holder, pod, settled }
+            let one = |(waiting, owned): (Waiting, Result<Owned, Undecided>)| {
+                let owner = match owned {
+                    Ok(Owned::By(owner)) => owner,
+                    other => {
+                        let settled = other.map(|owned| match owned {
+                            Owned::Unclear => Settled::Unclear,
+                            _ => Settled::Unlisted,
+                        });
+                        return Outcome { key: waiting.key, holder: None, pod: None, settled };
+                    }
+                };
+                let settled = own.settle_one(&waiting, &listed, &owner, asked);
+                let Owner { holder, pod, .. } = owner;
+                Outcome { key: waiting.key, holder: Some(holder), pod, settled }
             };
-            waiting.into_iter().map(one).collect::<Vec<_>>()
+            waiting.into_iter().zip(owned).map(one).collect::<Vec<_>>()
         };
         let outcomes = tokio::task::spawn_blocking(work).await.unwrap_or_else(|ended| {
             tracing::error!(%ended, "writing limits");
@@ -145,27 +148,32 @@ impl Resolver {
         &self,
         waiting: &Waiting,
         containers: &Containers,
-        wishes: &mut Wishes,
+        owner: &Owner,
         asked: Instant,
     ) -> Result<Settled, Undecided> {
-        let Some(listed) = containers.whose(&waiting.ids)? else { return Ok(Settled::Unlisted) };
-        let wished = wishes.remove(&listed.holder);
-        let Some(Wished { pod, wish }) = wished else { return Ok(Settled::Unlisted) };
-        if pod.as_ref().is_some_and(|pod| !self.is_whole(pod, listed)) {
+        let Owner { holder, listed, pod } = owner;
+        if let (Some(pod), Some(listed)) = (pod, listed)
+            && !self.is_whole(pod, listed)
+        {
             return Ok(Settled::Unlisted);
         }
-        let wish = wish?;
-        self.check_place(listed, &wish, &waiting.gpus)?;
-        let parts = self.parts(&listed.holder, &wish, &waiting.gpus)?;
+        let wish = self.wish(owner)?;
+        Self::check_place(holder, &wish, &waiting.gpus)?;
+        let parts = self.parts(holder, &wish, &waiting.gpus)?;
+        let promised = self.promised(owner, (&parts, waiting), containers);
         let policy = match &wish {
             Wish::Said { policy, .. } => *policy,
             Wish::Counted(_) => Policy::Fixed,
         };
-        let (holder, daemon) = (listed.holder.clone(), self.daemon.to_path_buf());
-        let pod = pod.and_then(|pod| pod.metadata.uid.clone());
-        let decision = Decision { holder, pod, parts, policy, daemon };
+        let (holder, daemon) = (holder.clone(), self.daemon.to_path_buf());
+        let (uid, is_init) =
+            (pod.as_ref().and_then(|pod| pod.metadata.uid.clone()), listed.is_none());
+        let decision = Decision { holder, pod: uid, parts, promised, is_init, policy, daemon };
         match self.allocations.decide(&waiting.key, &decision, containers, asked)? {
             true => {
+                if let (Some(pod), true) = (pod, waiting.starts) {
+                    self.starts(waiting, pod, &decision.holder)?;
+                }
                 let (holder, key) = (decision.holder.to_string(), waiting.key.as_str());
                 tracing::info!(holder, key, "its limits are written");
                 Ok(Settled::Decided)
@@ -192,9 +200,22 @@ impl Resolver {
         self.resources.iter().all(|row| has(row.counts) || !asks(row.name))
     }
 
+    /// A container starts with an allocation: those that had it before have ended.
+    pub(crate) fn starts(
+        &self,
+        waiting: &Waiting,
+        pod: &Pod,
+        holder: &Holder,
+    ) -> Result<(), WriteError> {
+        if starting::is_init(pod, &holder.container) {
+            self.inits().begin(pod, &holder.container, &waiting.key);
+        }
+        Ok(self.allocations.release(&Self::ended_before(pod, holder), &waiting.key)?)
+    }
+
     /// The GPUs that a container got are its GPUs, and its claim follows. Only of a dialect whose schedulers are told of
     /// nothing it cannot.
-    fn check_place(&self, listed: &Listed, wish: &Wish, gpus: &[GpuId]) -> Result<(), Undecided> {
+    fn check_place(holder: &Holder, wish: &Wish, gpus: &[GpuId]) -> Result<(), Undecided> {
         let Wish::Said { need, claims, .. } = wish else { return Ok(()) };
         if need.dialect.annotations().real.is_some() || is_where_claimed(wish, gpus) {
             return Ok(());
@@ -204,7 +225,7 @@ impl Resolver {
         };
         let claimed = names(&mut claims.iter().map(|claim| claim.gpu));
         let got = names(&mut gpus.iter().copied());
-        Err(Undecided::Elsewhere { holder: listed.holder.to_string(), claimed, got })
+        Err(Undecided::Elsewhere { holder: holder.to_string(), claimed, got })
     }
 
     /// What a container of a pod is to have of these GPUs, or of those that its scheduler has claimed. Nothing, if that cannot
@@ -220,7 +241,12 @@ impl Resolver {
         parts.map(|part| (part.gpu, part.share)).collect()
     }
 
-    fn parts(&self, holder: &Holder, wish: &Wish, gpus: &[GpuId]) -> Result<Vec<Part>, Undecided> {
+    pub(crate) fn parts(
+        &self,
+        holder: &Holder,
+        wish: &Wish,
+        gpus: &[GpuId],
+    ) -> Result<Vec<Part>, Undecided> {
         let pool = self.pool.borrow();
         let one = |id: &GpuId| {
             let gpu = pool.gpus().iter().find(|gpu| gpu.id == *id).ok_or(Undecided::NoGpu(*id))?;
@@ -230,34 +256,26 @@ impl Resolver {
         gpus.iter().map(one).collect()
     }
 
-    /// What these containers are to get: as their pods say, or else as the kubelet counts.
-    async fn wishes(&self, waiting: &[Waiting], containers: &Containers) -> Wishes {
-        let known = waiting.iter().filter_map(|one| containers.whose(&one.ids).ok().flatten());
-        let wish = async |listed: &Listed| (listed.holder.clone(), self.wish(listed).await);
-        // At once: an API server that is silent keeps them waiting together.
-        join_all(known.map(wish)).await.into_iter().collect()
-    }
-
-    fn said(&self, pod: &Pod, container: &str, cluster: &Cluster) -> Result<Wish, WordsError> {
+    pub(crate) fn said(
+        &self,
+        pod: &Pod,
+        container: &str,
+        cluster: &Cluster,
+    ) -> Result<Wish, WordsError> {
         let factor = self.pool.borrow().memory_factor();
         wish(pod, container, &self.dialects, cluster.policy(), factor)
     }
 
-    async fn wish(&self, listed: &Listed) -> Wished {
-        let Some(cluster) = &self.cluster else {
-            return Wished { pod: None, wish: Ok(Wish::Counted(listed.asked)) };
-        };
-        let holder = &listed.holder;
-        let none = |why| Wished { pod: None, wish: Err(Undecided::Cluster(why)) };
-        match cluster.pod(holder).await {
-            Ok(Some(pod)) => {
-                let said = self.said(&pod, &holder.container, cluster);
-                let wish =
-                    said.map_err(|source| Undecided::Words { holder: holder.to_string(), source });
-                Wished { pod: Some(pod), wish }
+    /// What a container is to get: as its pod says, or else as the kubelet counts.
+    fn wish(&self, owner: &Owner) -> Result<Wish, Undecided> {
+        let Owner { holder, listed, pod } = owner;
+        let said = |source| Undecided::Words { holder: holder.to_string(), source };
+        match (&self.cluster, pod) {
+            (Some(cluster), Some(pod)) => self.said(pod, &holder.container, cluster).map_err(said),
+            (Some(_), None) => Err(Undecided::Cluster(format!("there is no pod of {holder}"))),
+            (None, _) => {
+                Ok(Wish::Counted(listed.as_ref().map(|listed| listed.asked).unwrap_or_default()))
             }
-            Ok(None) => none(format!("there is no pod of {holder}")),
-            Err(error) => none(chain(error)),
         }
     }
 
@@ -271,14 +289,18 @@ impl Resolver {
         let mut pods = cluster.pods();
         let is_known = |holder: &Holder| pods.iter().any(|pod| is_of(pod, holder));
         let is_unheard = !listed.bare().iter().all(is_known);
-        if is_unheard || placing::next(&pods, &listed, request).is_none() {
+        let is_given = |pod: &Pod, container: &str| self.inits().has_gpus(pod, container);
+        if is_unheard || placing::next(&pods, &listed, request, is_given).is_none() {
             pods = cluster.list().await.unwrap_or(pods);
         }
-        let Some((pod, container)) = placing::next(&pods, &listed, request) else {
+        let Some((pod, container)) = placing::next(&pods, &listed, request, is_given) else {
             return Vec::new();
         };
         let Ok(wish) = self.said(pod, &container.name, cluster) else { return Vec::new() };
         let pool = Arc::clone(&self.pool.borrow());
+        if starting::is_init(pod, &container.name) {
+            self.inits().ask_for(pod, &container.name);
+        }
         let (promised, claimed) =
             self.shares(&pods, &listed, &placing::holder(pod, &container.name));
         let known = Known { pool: &pool, promised: &promised, claimed: &claimed };
@@ -315,22 +337,20 @@ impl Resolver {
             let name = &listed.holder.container;
             let Ok(wish) = self.said(pod, name, cluster) else { continue };
             let Wish::Said { need, .. } = &wish else { continue };
-            // What it has by now may have been changed.
-            let own = held.iter().find(|one| one.holder == listed.holder);
-            let gpus: BTreeSet<GpuId> =
-                listed.places.iter().filter_map(|id| id.split_once("::")?.0.parse().ok()).collect();
-            let gpus: Vec<GpuId> = gpus.into_iter().collect();
-            let shares = match own {
-                Some(own) => own.shares.clone(),
-                None => {
-                    let Ok(parts) = self.parts(&listed.holder, &wish, &gpus) else { continue };
-                    parts.iter().map(|part| (part.gpu, part.share)).collect()
-                }
-            };
+            let shares = self.shares_of(listed, &wish, &held);
+            if shares.is_empty() {
+                continue;
+            }
             dialect = Some(need.dialect);
-            let pool = self.pool.borrow();
-            let claims = shares.into_iter().map(|(gpu, share)| pool.claim(gpu, share)).collect();
-            all.push(ContainerClaims { container: name.clone(), claims });
+            all.push(self.claims(name, &shares));
+        }
+        // Only its init containers have GPUs.
+        let own = held.iter().find(|one| all.is_empty() && one.holder == *holder);
+        if let (Some(own), Ok(Wish::Said { need, .. })) =
+            (own, self.said(pod, &holder.container, cluster))
+        {
+            dialect = Some(need.dialect);
+            all.push(self.claims(&holder.container, &own.shares));
         }
         let Some(dialect) = dialect else { return };
         let real = PodClaims(all);
@@ -340,6 +360,12 @@ impl Resolver {
             .into_iter()
             .all(|one| real.of(&one.name).is_some() || self.said(pod, &one.name, cluster).is_err());
         cluster.allocated(pod, &holder.container, (dialect, real), is_all);
+    }
+
+    fn claims(&self, container: &str, shares: &[(GpuId, Share)]) -> ContainerClaims {
+        let pool = self.pool.borrow();
+        let claims = shares.iter().map(|(gpu, share)| pool.claim(*gpu, *share)).collect();
+        ContainerClaims { container: container.to_owned(), claims }
     }
 
     /// Tells of those of which an earlier run may not have told before it ended. Returns those whose pods are not known yet.
@@ -389,6 +415,9 @@ impl Resolver {
                     untold = self.tell_again(untold, &containers).await;
                     undecided = self.tell_late(&undecided, outcomes);
                     self.remove_ended(containers, asked).await;
+                    if let Some(cluster) = &self.cluster {
+                        self.inits().keep(&cluster.pods());
+                    }
                 }
                 Err(reason) => {
                     // Once: this may go on for long.
@@ -443,10 +472,6 @@ impl Resolver {
             Err(ended) => tracing::error!(%ended, "looking after allocations"),
         }
     }
-}
-
-fn is_of(pod: &Pod, holder: &Holder) -> bool {
-    placing::holder(pod, &holder.container) == *holder
 }
 
 /// Whether the kubelet has what it was offered.

@@ -18,6 +18,7 @@ mod dialects_at_once;
 mod health;
 mod identity;
 mod image_preloads;
+mod init_containers;
 mod killed;
 mod kubelets_side;
 mod outages;

@@ -29,7 +29,7 @@ pub(crate) fn pod(name: &str, annotations: &Value) -> Value {
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
     pub(crate) agent: Agent,
-    client: GoClient,
+    pub(crate) client: GoClient,
 }
 
 pub(crate) async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
