@@ -20,6 +20,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use limits::Policy;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::events::{Events, Kind, Told};
 use crate::identity::Holder;
@@ -48,6 +49,8 @@ pub(crate) struct Cluster {
     client: Client,
     node: Arc<str>,
     pods: Store<Pod>,
+    /// Told whenever something was heard of a pod.
+    heard: watch::Sender<()>,
     events: Events,
     reschedule: bool,
     policy: Arc<Mutex<Policy>>,
@@ -79,6 +82,7 @@ impl Cluster {
             client: client.clone(),
             node: Arc::clone(&node),
             pods,
+            heard: watch::Sender::new(()),
             events: Events::new(client.clone(), node),
             reschedule,
             policy: Arc::default(),
@@ -103,6 +107,7 @@ impl Cluster {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             apply(&event);
+            self.heard.send_replace(());
             match event {
                 watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => {
                     self.look_at(pod, dialects);
@@ -161,6 +166,11 @@ impl Cluster {
     /// This node's pods, as far as they have been heard of.
     pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
         self.pods.state()
+    }
+
+    /// Told whenever something is heard of them from now on.
+    pub(crate) fn news(&self) -> watch::Receiver<()> {
+        self.heard.subscribe()
     }
 
     /// The same as the API server has them now: a kubelet may have heard of a pod before this program has.

@@ -1,6 +1,6 @@
 //! Whose an allocation is: the container that the kubelet lists with the same ids. No I/O, and nothing by order or time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use crate::hidden::InUse;
@@ -10,7 +10,7 @@ use dialects::{Counts, Resource};
 use limits::GpuId;
 
 /// A container, by the names that people gave it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Holder {
     pub(crate) namespace: String,
     pub(crate) pod: String,
@@ -54,6 +54,8 @@ pub(crate) struct Containers {
     bare: BTreeSet<Holder>,
     /// Which of them are listed with a place.
     by_place: HashMap<String, Vec<usize>>,
+    /// The names of those that have places.
+    have: HashSet<Holder>,
     /// The ids of cores and memory that are in use, by resource.
     in_use: InUse,
 }
@@ -114,7 +116,8 @@ impl Containers {
                 listed.push(Listed { holder, places, asked });
             }
         }
-        Self { listed, bare, by_place, in_use }
+        let have = listed.iter().map(|one| one.holder.clone()).collect();
+        Self { listed, bare, by_place, have, in_use }
     }
 
     /// Whether the kubelet has told of no pod at all.
@@ -129,7 +132,7 @@ impl Containers {
 
     /// Whether a container has places.
     pub(crate) fn have(&self, holder: &Holder) -> bool {
-        self.listed.iter().any(|listed| listed.holder == *holder)
+        self.have.contains(holder)
     }
 
     /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no

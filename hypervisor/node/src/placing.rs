@@ -41,7 +41,8 @@ pub(crate) fn holder(pod: &Pod, container: &str) -> Holder {
 }
 
 pub(crate) fn is_of(pod: &Pod, other: &Holder) -> bool {
-    holder(pod, &other.container) == *other
+    let part = |part: &Option<String>, of: &str| part.as_deref().unwrap_or_default() == of;
+    part(&pod.metadata.name, &other.pod) && part(&pod.metadata.namespace, &other.namespace)
 }
 
 /// The container that gets them: of those that ask for so many and have none, one that the kubelet lists. Where it lists

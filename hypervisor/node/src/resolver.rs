@@ -34,6 +34,8 @@ const ASK_AT_ONCE: Duration = Duration::from_millis(250);
 const LISTED_AFTER: Duration = Duration::from_millis(20);
 /// How long it has for its answer while it waits for which GPUs are preferred.
 const LISTS_WITHIN: Duration = Duration::from_secs(1);
+/// How much later than a kubelet this program may hear of a pod before it asks for all.
+const HEARD_WITHIN: Duration = Duration::from_millis(200);
 /// How often it is asked what it may give out.
 const ASK_ALLOCATABLE: Duration = Duration::from_secs(60);
 
@@ -286,12 +288,23 @@ impl Resolver {
         let listed = tokio::time::timeout(LISTS_WITHIN, self.ask()).await;
         let listed = listed.ok().and_then(Result::ok).map(|(listed, _)| listed);
         let listed = listed.unwrap_or_default();
-        let mut pods = cluster.pods();
-        let is_known = |holder: &Holder| pods.iter().any(|pod| is_of(pod, holder));
-        let is_unheard = !listed.bare().iter().all(is_known);
         let is_given = |pod: &Pod, container: &str| self.inits().has_gpus(pod, container);
-        if is_unheard || placing::next(&pods, &listed, request, is_given).is_none() {
-            pods = cluster.list().await.unwrap_or(pods);
+        let is_heard_of = |pods: &[Arc<Pod>]| {
+            let is_known = |holder: &Holder| pods.iter().any(|pod| is_of(pod, holder));
+            placing::next(pods, &listed, request, is_given).is_some()
+                && listed.bare().iter().all(is_known)
+        };
+        let (mut news, mut pods) = (cluster.news(), cluster.pods());
+        let late = tokio::time::sleep(HEARD_WITHIN);
+        tokio::pin!(late);
+        while !is_heard_of(&pods) {
+            tokio::select! {
+                _ = news.changed() => pods = cluster.pods(),
+                () = &mut late => {
+                    pods = cluster.list().await.unwrap_or(pods);
+                    break;
+                }
+            }
         }
         let Some((pod, container)) = placing::next(&pods, &listed, request, is_given) else {
             return Vec::new();
@@ -390,15 +403,22 @@ impl Resolver {
         let mut allocatable = Allocatable::default();
         let mut untold: Vec<Holder> =
             self.allocations.held().into_iter().map(|held| held.holder).collect();
+        let mut looked = Instant::now();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(self.pause()) => {}
-                () = self.allocations.given() => tokio::time::sleep(LISTED_AFTER).await,
-            }
+            let is_new = tokio::select! {
+                () = tokio::time::sleep(self.pause()) => false,
+                () = self.allocations.given() => {
+                    tokio::time::sleep(LISTED_AFTER).await;
+                    true
+                }
+            };
             allocatable.look(&self).await;
-            if !self.allocations.any() {
+            // Where an image is there, the container's start has asked for its limits by now.
+            let is_settled = is_new && looked.elapsed() < ASK && !self.is_urgent();
+            if !self.allocations.any() || is_settled {
                 continue;
             }
+            looked = Instant::now();
             match self.ask().await {
                 Ok((containers, asked)) => {
                     told = None;
@@ -451,9 +471,12 @@ impl Resolver {
         now
     }
 
+    fn is_urgent(&self) -> bool {
+        self.allocations.is_urgent(self.cluster.is_none())
+    }
+
     fn pause(&self) -> Duration {
-        let is_urgent = self.allocations.is_urgent(self.cluster.is_none());
-        if is_urgent { ASK_AT_ONCE } else { ASK }
+        if self.is_urgent() { ASK_AT_ONCE } else { ASK }
     }
 
     async fn remove_ended(&self, containers: Arc<Containers>, asked: Instant) {
