@@ -4,7 +4,7 @@ use core::fmt;
 
 use dialects::{MemoryNeed, Need, Share};
 
-use crate::account::Account;
+use crate::account::{Account, Gpu};
 use crate::refusal::Refusal;
 use crate::request::Request;
 
@@ -56,6 +56,9 @@ impl Account {
     ) -> Option<(u64, Offer)> {
         let Refusal::NoRoom { container, wanted, .. } = refusal else { return None };
         let at = request.containers.iter().position(|one| one.name == *container)?;
+        if self.least_loss(request, wanted) >= below {
+            return None;
+        }
         let offers = self.offers(request, *wanted).into_iter();
         let with_loss = offers.map(|offer| (offer.loss(wanted), offer));
         let mut offers: Vec<(u64, Offer)> = with_loss.filter(|(loss, _)| *loss < below).collect();
@@ -69,21 +72,32 @@ impl Account {
         })
     }
 
-    /// What may fit instead: less of each GPU, or fewer GPUs.
-    fn offers(&self, request: &Request, wanted: Offer) -> Vec<Offer> {
+    /// Of each usable GPU as much as is wanted, if it has so much.
+    fn most(&self, request: &Request, wanted: Share) -> impl Iterator<Item = Share> {
         let unit = u64::from(self.factor.get());
-        let nothing = Share::default();
-        let usable =
-            self.gpus.iter().filter(|gpu| gpu.lacks(&request.choice, gpu.left, nothing).is_none());
-        // Of each GPU as much as is wanted, if it has so much.
-        let most = usable.map(|gpu| Share {
-            cores: wanted.share.cores.min(gpu.left.cores),
+        let is_usable =
+            |gpu: &&Gpu| gpu.lacks(&request.choice, gpu.left, Share::default()).is_none();
+        let most = self.gpus.iter().filter(is_usable).map(move |gpu| Share {
+            cores: wanted.cores.min(gpu.left.cores),
             memory_mib: match gpu.total.memory_mib {
-                0 => wanted.share.memory_mib,
-                _ => wanted.share.memory_mib.min(gpu.left.memory_mib / unit * unit),
+                0 => wanted.memory_mib,
+                _ => wanted.memory_mib.min(gpu.left.memory_mib / unit * unit),
             },
         });
-        let most: Vec<Share> = most.filter(|share| share.memory_mib > 0).collect();
+        most.filter(|share| share.memory_mib > 0)
+    }
+
+    /// No offer has less than this: each is within what some GPU has. Most nodes of a large cluster are no better than one
+    /// that was looked at before.
+    fn least_loss(&self, request: &Request, wanted: &Offer) -> u64 {
+        let most = self.most(request, wanted.share);
+        let losses = most.map(|share| Offer::of(wanted.gpus, share).loss(wanted));
+        losses.min().unwrap_or(u64::MAX)
+    }
+
+    /// What may fit instead: less of each GPU, or fewer GPUs.
+    fn offers(&self, request: &Request, wanted: Offer) -> Vec<Offer> {
+        let most: Vec<Share> = self.most(request, wanted.share).collect();
         let full = most.iter().filter(|share| **share == wanted.share).count();
         let fewer = u64::try_from(full).unwrap_or_default().min(wanted.gpus);
         let mut offers = Vec::new();

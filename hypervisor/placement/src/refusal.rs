@@ -1,5 +1,6 @@
 //! Why a pod has no room, in numbers.
 
+use core::fmt;
 use std::collections::BTreeMap;
 
 use dialects::NeedError;
@@ -77,7 +78,7 @@ pub enum Refusal {
     /// Too few GPUs have enough left.
     #[error(
         "container {container} asks for {wanted}: {fitting} of {gpus} GPUs have room{why}",
-        why = because(lack)
+        why = Because(lack)
     )]
     NoRoom {
         /// The container.
@@ -128,16 +129,26 @@ pub enum Lack {
     Memory,
 }
 
-fn because(lack: &BTreeMap<Lack, (usize, u64)>) -> String {
-    let one = |(lack, (count, most)): (&Lack, &(usize, u64))| match lack {
-        Lack::Choice => format!("{count} that the pod does not want"),
-        Lack::Health => format!("{count} unhealthy"),
-        Lack::Places => format!("{count} with no place left"),
-        Lack::Cores => format!("{count} with too few cores left, at most {most}"),
-        Lack::Memory => format!("{count} with too little memory left, at most {most} MiB"),
-    };
-    let all: Vec<String> = lack.iter().map(one).collect();
-    if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
+/// Thousands of nodes may say it in one answer.
+struct Because<'a>(&'a BTreeMap<Lack, (usize, u64)>);
+
+impl fmt::Display for Because<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = " (";
+        for (lack, (count, most)) in self.0 {
+            f.write_str(core::mem::replace(&mut before, "; "))?;
+            match lack {
+                Lack::Choice => write!(f, "{count} that the pod does not want"),
+                Lack::Health => write!(f, "{count} unhealthy"),
+                Lack::Places => write!(f, "{count} with no place left"),
+                Lack::Cores => write!(f, "{count} with too few cores left, at most {most}"),
+                Lack::Memory => {
+                    write!(f, "{count} with too little memory left, at most {most} MiB")
+                }
+            }?;
+        }
+        if self.0.is_empty() { Ok(()) } else { f.write_str(")") }
+    }
 }
 
 fn connected(by: Connection) -> &'static str {
