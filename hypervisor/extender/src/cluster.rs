@@ -167,6 +167,7 @@ impl Cluster {
     /// All pods and nodes have to be told anew before it is ready again: what others have bound may not be known.
     pub(crate) fn is_behind(&mut self) -> u64 {
         (self.has_nodes, self.has_pods) = (false, false);
+        self.waiting.has_lease();
         self.generation += 1;
         self.generation
     }

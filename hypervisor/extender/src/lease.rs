@@ -205,6 +205,11 @@ impl Leadership {
     pub(crate) async fn keep(&self) {
         loop {
             tokio::time::sleep(RENEWED_EVERY).await;
+            let is_wanted = self.cluster.lock().waiting.wants_lease();
+            // Its kube-scheduler may not call again for minutes.
+            if is_wanted && self.take().await.is_ok() {
+                continue;
+            }
             let mut state = self.state.lock().await;
             if let Err(error) = self.renew(&mut state).await {
                 tracing::warn!(lease = %self.name, %error, "not renewed");

@@ -175,7 +175,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         () = cluster.keep_nodes(client.clone()) => {}
         () = cluster.keep_pods(client.clone()) => {}
         () = cluster.keep_time() => {}
-        () = shared::wake(client.clone(), woken) => {}
+        () = shared::wake(client.clone(), cluster.clone(), woken) => {}
         () = keep_lease => {}
     }
     if let Some(leadership) = leadership {
@@ -189,6 +189,7 @@ impl Extender {
         if let Some(leadership) = &self.binder.leadership
             && let Err(error) = leadership.take().await
         {
+            self.cluster.lock().waiting.withhold(&wanted.pod);
             return FilterResult { error: error.to_string(), ..FilterResult::default() };
         }
         let names = wanted.names();
@@ -196,6 +197,7 @@ impl Extender {
         let failed_nodes = {
             let mut cluster = self.cluster.lock();
             if !cluster.is_ready() {
+                cluster.waiting.put_off(&wanted.pod);
                 let error = NOT_READY.to_owned();
                 return FilterResult { error, ..FilterResult::default() };
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use placement::{Account, Holding};
 
-use crate::cluster::{Asked, Cluster, PodName};
+use crate::cluster::{Asked, Cluster, PodName, name_of};
 
 /// kube-scheduler has tried each waiting pod again after this time: those that it has not have gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
@@ -19,6 +19,12 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pods: BTreeMap<PodName, Refused>,
+    /// Those that have room, with their UIDs, until kube-scheduler has tried them again or is told.
+    roomy: BTreeMap<PodName, String>,
+    /// Those that got no answer, because not everything was heard of. kube-scheduler may leave them for minutes.
+    unanswered: BTreeMap<PodName, String>,
+    /// Another extender answered when they came.
+    is_withheld: bool,
     /// Nodes that may have more room than before.
     roomier: BTreeSet<Arc<str>>,
 }
@@ -57,11 +63,41 @@ impl Waiting {
         let created = created.map(|time| time.0.to_string()).unwrap_or_default();
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let rank = (core::cmp::Reverse(priority), created);
+        self.forget(&name);
         self.pods.insert(name, Refused { uid, asked, nodes, rank, at });
     }
 
     pub(crate) fn forget(&mut self, name: &str) {
         self.pods.remove(name);
+        self.roomy.remove(name);
+        self.unanswered.remove(name);
+    }
+
+    /// A pod is neither refused nor left a node.
+    pub(crate) fn put_off(&mut self, pod: &Pod) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        self.unanswered.insert(name_of(pod), uid);
+    }
+
+    /// The same, because another extender holds the lease.
+    pub(crate) fn withhold(&mut self, pod: &Pod) {
+        self.is_withheld = true;
+        self.put_off(pod);
+    }
+
+    /// Whether pods wait for the lease.
+    pub(crate) fn wants_lease(&self) -> bool {
+        self.is_withheld && !self.unanswered.is_empty()
+    }
+
+    /// This extender answers from now on.
+    pub(crate) fn has_lease(&mut self) {
+        self.is_withheld = false;
+    }
+
+    /// Whether kube-scheduler has not tried a pod again since it had room. It is not asked a second time.
+    pub(crate) fn still_waits(&mut self, name: &str) -> bool {
+        self.roomy.remove(name).is_some()
     }
 
     /// A node may have more room than before.
@@ -79,6 +115,18 @@ impl Waiting {
 impl Cluster {
     /// Those that have room now, all at once: each is refused again before it is told a second time.
     pub(crate) fn wake(&mut self) -> Vec<Wake> {
+        let unanswered = match self.is_ready() && !self.waiting.is_withheld {
+            true => core::mem::take(&mut self.waiting.unanswered),
+            false => BTreeMap::new(),
+        };
+        let mut woken = self.with_room();
+        woken.extend(unanswered.into_iter().map(|(name, uid)| Wake { name, uid }));
+        let roomy = woken.iter().map(|wake| (Arc::clone(&wake.name), wake.uid.clone()));
+        self.waiting.roomy.extend(roomy);
+        woken
+    }
+
+    fn with_room(&mut self) -> Vec<Wake> {
         let roomier = core::mem::take(&mut self.waiting.roomier);
         if roomier.is_empty() || self.waiting.pods.is_empty() {
             return Vec::new();

@@ -24,7 +24,7 @@ fn full(name: &str) -> Value {
     full
 }
 
-async fn until(mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE);

@@ -102,7 +102,7 @@ async fn after_the_end_of_the_one_that_binds_another_one_places_nothing_twice() 
 }
 
 #[tokio::test]
-async fn a_lease_that_is_given_back_is_taken_at_once() {
+async fn a_lease_that_is_given_back_is_taken_for_pods_that_got_no_answer() {
     let (_folder, server, alone) = cluster().await;
     alone.stop().await;
     server.objects.put(pod("train", 1024));
@@ -120,8 +120,15 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
     let holder =
         || server.objects.lease("sluice-extender").unwrap()["spec"]["holderIdentity"].clone();
     let before = holder();
+    let filter = json!({"Pod": server.objects.pod("beside"), "NodeNames": ["roomy"]});
+    let answer = second.post("/scheduler/filter", &filter).await;
+    assert!(answer["Error"].as_str().unwrap().contains("holds the lease"), "{answer}");
     first.stop().await;
-    assert_eq!(holder(), Value::Null);
+    let is_woken = || {
+        let pod = server.objects.pod("beside").unwrap();
+        pod["metadata"]["annotations"]["sluice.dev/room"].is_string()
+    };
+    rooms::until(is_woken).await;
     until_bound(&second, "beside").await;
     assert!(holder() != before && holder().is_string());
     second.stop().await;
