@@ -55,7 +55,7 @@ pub use observe::{Observation, UnknownProcesses};
 pub use probe::{ProbeError, Target, probe};
 pub use quotas::{AsRegistered, Asked, Quotas};
 pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TlsFiles, TokenSource};
-pub use role::{RoleError, check_node, run_extender, run_node, run_webhook};
+pub use role::{RoleError, check_node, run_extender, run_node, run_webhook, snapshot};
 pub use service_manager::PassedError;
 
 use self::connection::ConnectionAdmission;

@@ -8,11 +8,13 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use dialects::Dialect;
 use dialects::gates::FeatureGates;
 use dialects::registers::HamiForm;
+use extender::{ExplainError, Snapshot, Source};
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, Target, TlsFiles, TokenSource,
     UnknownProcesses, log,
@@ -230,6 +232,19 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
+    /// Tell why a pod that has no node fits none, for each node, and the nearest request that would fit
+    Why {
+        /// The pod
+        #[arg(value_name = "[NAMESPACE/]NAME")]
+        pod: String,
+        #[command(flatten)]
+        seen: Seen,
+    },
+    /// Tell where each pod that has no node would be placed, one after the other, and bind none
+    Simulate {
+        #[command(flatten)]
+        seen: Seen,
+    },
     /// Ask a running part whether it is ready, and exit with 0 if so, else with 1: a probe for containers
     Probe {
         /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which one of the
@@ -422,6 +437,13 @@ fn main() -> ExitCode {
             let options = extender::Options { listen, dialects, gates, kubeconfig, lease };
             serve(level, log_format, || hypervisor::run_extender(&options))
         }
+        Command::Why { pod, seen } => {
+            seen.tell(|seen, dialects, gates| seen.why(&pod, dialects, gates), ToString::to_string)
+        }
+        Command::Simulate { seen } => seen.tell(
+            |seen, dialects, gates| Ok(seen.simulate(dialects, gates, Instant::now())),
+            |all| all.iter().map(|one| format!("{one}\n")).collect(),
+        ),
         Command::Probe { target, path } => {
             let found = Target::named(&target);
             let found = found.and_then(|target| hypervisor::probe(&target, path.as_deref()));
@@ -446,6 +468,60 @@ fn main() -> ExitCode {
         }
         Command::Man { folder } => write_manual(&folder),
         Command::Version { verbose } => tell_version(verbose),
+    }
+}
+
+/// A cluster at one moment, and how its pods are read.
+#[derive(Debug, clap::Args)]
+struct Seen {
+    /// Nodes, as kubectl get nodes -o json prints them [default: ask the API server]
+    #[arg(long, value_name = "FILE", requires = "pods", conflicts_with = "kubeconfig")]
+    nodes: Option<PathBuf>,
+    /// Pods, as kubectl get pods -A -o json prints them
+    #[arg(long, value_name = "FILE", requires = "nodes")]
+    pods: Option<PathBuf>,
+    /// Kubeconfig for the API server [default: the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Dialects whose resource names pods may use, separated by commas
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "vgpu-manager,volcano,hami"
+    )]
+    dialects: Vec<Dialect>,
+    /// Feature gates, with VGPU-Manager's names: with GPUTopology, device-topology-mode link and link-strict go by NVLink
+    #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
+    feature_gates: FeatureGates,
+}
+
+impl Seen {
+    fn tell<T>(
+        self,
+        told: impl FnOnce(&Snapshot, &[Dialect], &FeatureGates) -> Result<T, ExplainError>,
+        text: impl FnOnce(&T) -> String,
+    ) -> ExitCode {
+        let source = match self.nodes.zip(self.pods) {
+            Some((nodes, pods)) => Source::Files { nodes, pods },
+            None => Source::Cluster(self.kubeconfig),
+        };
+        let seen = hypervisor::snapshot(&source).map_err(|error| error.to_string());
+        let told = seen.and_then(|seen| {
+            let told = told(&seen, &self.dialects, &self.feature_gates);
+            told.map_err(|error| error.to_string())
+        });
+        let written = told.and_then(|told| {
+            let written = io::stdout().write_all(text(&told).as_bytes());
+            written.map_err(|error| error.to_string())
+        });
+        match written {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                log::say(&format!("hypervisor: {error}"));
+                ExitCode::FAILURE
+            }
+        }
     }
 }
 

@@ -23,6 +23,9 @@ pub enum RoleError {
     /// It cannot do its work.
     #[error(transparent)]
     Webhook(#[from] webhook::WebhookError),
+    /// The cluster cannot be read.
+    #[error(transparent)]
+    Explain(#[from] extender::ExplainError),
     /// The system refuses what every program needs.
     #[error("{what}: {source}")]
     System {
@@ -55,6 +58,17 @@ pub fn run_extender(options: &extender::Options) -> Result<(), RoleError> {
 /// [`RoleError`].
 pub fn run_webhook(options: &webhook::Options) -> Result<(), RoleError> {
     run(async |end| Ok(webhook::serve(options, end).await?))
+}
+
+/// Nodes and pods of a cluster, as they are now.
+///
+/// # Errors
+/// [`RoleError`].
+pub fn snapshot(source: &extender::Source) -> Result<extender::Snapshot, RoleError> {
+    let runtime = runtime()?;
+    let seen = runtime.block_on(extender::Snapshot::of(source));
+    runtime.shutdown_background();
+    Ok(seen?)
 }
 
 type End = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -8,6 +8,7 @@
 
 mod binder;
 mod cluster;
+mod explain;
 mod lease;
 mod nodes;
 mod shared;
@@ -32,6 +33,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::binder::Binder;
 use self::cluster::Reading;
+pub use self::explain::{ExplainError, Placed, Simulated, Snapshot, Source, Why};
 use self::lease::Leadership;
 pub use self::lease::{LeaseName, LeaseNameError};
 use self::shared::Shared;
