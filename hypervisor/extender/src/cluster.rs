@@ -283,6 +283,7 @@ impl Cluster {
             self.remove(&name);
         }
         self.waiting.forget(&name);
+        self.waiting.has_gone(uid);
     }
 
     fn remove(&mut self, name: &PodName) {

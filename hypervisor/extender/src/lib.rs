@@ -177,7 +177,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         () = cluster.keep_nodes(client.clone()) => {}
         () = cluster.keep_pods(client.clone()) => {}
         () = cluster.keep_time() => {}
-        () = shared::wake(client.clone(), cluster.clone(), woken) => {}
+        () = shared::wake(client.clone(), woken) => {}
         () = keep_lease => {}
     }
     if let Some(leadership) = leadership {

@@ -54,7 +54,9 @@ impl Cluster {
             (node.to_owned(), why)
         };
         let refused = refused.into_iter().map(said).collect();
-        if is_everywhere {
+        // kube-scheduler may try a pod once more that it is binding.
+        let is_placed = self.pod(&own).is_some_and(|pod| pod.node().is_some());
+        if is_everywhere && !is_placed {
             let nodes = names.iter().filter_map(|name| self.number(name)).collect();
             self.waiting.refuse(own, (pod, asked), nodes, now);
         } else {

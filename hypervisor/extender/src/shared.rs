@@ -21,8 +21,6 @@ use crate::waiting::Wake;
 
 /// How often bindings without an answer are looked at.
 const EXPIRES_EVERY: Duration = Duration::from_secs(5);
-/// In this time kube-scheduler tries most pods again by itself. One that it is told of while it binds it would be tried twice.
-const TRIES_WITHIN: Duration = Duration::from_millis(100);
 /// How long it is tried to tell that a pod has room. kube-scheduler tries each pod again after 5 minutes.
 const WAKES_WITHIN: Duration = Duration::from_secs(300);
 /// Says that a pod has room. Its value is a time.
@@ -129,23 +127,15 @@ impl Shared {
 }
 
 /// Wakes pods. It does not end.
-pub(crate) async fn wake(
-    client: Client,
-    cluster: Shared,
-    mut woken: mpsc::UnboundedReceiver<Vec<Wake>>,
-) {
+pub(crate) async fn wake(client: Client, mut woken: mpsc::UnboundedReceiver<Vec<Wake>>) {
     while let Some(wakes) = woken.recv().await {
         for wake in wakes {
-            tokio::spawn(wake_one(client.clone(), cluster.clone(), wake));
+            tokio::spawn(wake_one(client.clone(), wake));
         }
     }
 }
 
-async fn wake_one(client: Client, cluster: Shared, Wake { name, uid }: Wake) {
-    tokio::time::sleep(TRIES_WITHIN).await;
-    if !cluster.lock().waiting.still_waits(&name) {
-        return;
-    }
+async fn wake_one(client: Client, Wake { name, uid }: Wake) {
     let Some((namespace, pod)) = name.split_once('/') else { return };
     let pods: Api<Pod> = Api::namespaced(client, &api_server::segment(namespace));
     let now = Timestamp::now().to_string();

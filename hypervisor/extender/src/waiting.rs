@@ -4,7 +4,7 @@
 //! has told the same, the pod is refused once more, and nothing follows for minutes. So the extender changes an annotation
 //! of the pod as soon as there is room: an update of an unscheduled pod queues it again in every version.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,18 @@ use crate::cluster::{Asked, Cluster, PodName, name_of};
 /// kube-scheduler has tried each waiting pod again after this time: those that it has not have gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
 
+/// As many pods that have gone are remembered.
+const MOST_GONE: usize = 1000;
+
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pods: BTreeMap<PodName, Refused>,
-    /// Those that have room, with their UIDs, until kube-scheduler has tried them again or is told.
-    roomy: BTreeMap<PodName, String>,
-    /// Those that got no answer, because not everything was heard of. kube-scheduler may leave them for minutes.
+    /// Those that got no answer, with their UIDs, because not everything was heard of. kube-scheduler may leave them for minutes.
     unanswered: BTreeMap<PodName, String>,
     /// Another extender answered when they came.
     is_withheld: bool,
+    /// The UIDs of pods that have gone. kube-scheduler may try one once more, which would then wait in front of others.
+    gone: VecDeque<String>,
     /// Nodes that may have more room than before.
     roomier: BTreeSet<Arc<str>>,
 }
@@ -62,6 +65,9 @@ impl Waiting {
         // In one format, whose order is that of time.
         let created = created.map(|time| time.0.to_string()).unwrap_or_default();
         let uid = pod.metadata.uid.clone().unwrap_or_default();
+        if self.gone.contains(&uid) {
+            return;
+        }
         let rank = (core::cmp::Reverse(priority), created);
         self.forget(&name);
         self.pods.insert(name, Refused { uid, asked, nodes, rank, at });
@@ -69,7 +75,6 @@ impl Waiting {
 
     pub(crate) fn forget(&mut self, name: &str) {
         self.pods.remove(name);
-        self.roomy.remove(name);
         self.unanswered.remove(name);
     }
 
@@ -95,9 +100,9 @@ impl Waiting {
         self.is_withheld = false;
     }
 
-    /// Whether kube-scheduler has not tried a pod again since it had room. It is not asked a second time.
-    pub(crate) fn still_waits(&mut self, name: &str) -> bool {
-        self.roomy.remove(name).is_some()
+    pub(crate) fn has_gone(&mut self, uid: String) {
+        self.gone.truncate(MOST_GONE - 1);
+        self.gone.push_front(uid);
     }
 
     /// A node may have more room than before.
@@ -121,8 +126,6 @@ impl Cluster {
         };
         let mut woken = self.with_room();
         woken.extend(unanswered.into_iter().map(|(name, uid)| Wake { name, uid }));
-        let roomy = woken.iter().map(|wake| (Arc::clone(&wake.name), wake.uid.clone()));
-        self.waiting.roomy.extend(roomy);
         woken
     }
 
