@@ -55,6 +55,9 @@ pub(super) fn table(table: &mut Vec<Check>) {
         cluster("cluster: a pod gets a GPU", |job| {
             in_namespaces(job, "cluster/run", &[&kubernetes(job)])
         }),
+        cluster("cluster: pods are scheduled", |job| {
+            in_namespaces(job, "cluster/scheduling", &[&kubernetes(job)])
+        }),
         cluster("cluster: containerd runs the hook", |job| {
             in_namespaces(
                 job,
