@@ -57,6 +57,8 @@ const URGENT: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub(crate) struct Allocations {
     folder: PathBuf,
+    /// From which containers load the limiter, unless they were allocated by another version.
+    library: PathBuf,
     drafts: AtomicU64,
     table: Mutex<BTreeMap<AllocationKey, Entry>>,
     /// Ids of cores and memory that the kubelet has given out.
@@ -74,6 +76,8 @@ struct Entry {
     resource: String,
     ids: BTreeSet<String>,
     gpus: Vec<GpuId>,
+    /// The directory from which its container loads the limiter. `None`: only the kubelet knows.
+    library: Option<PathBuf>,
     /// What it has, when that is known.
     shares: Vec<(GpuId, Share)>,
     /// What is promised because of it.
@@ -109,6 +113,9 @@ struct Facts {
     resource: String,
     ids: Vec<String>,
     gpus: Vec<String>,
+    /// Earlier versions did not write it.
+    #[serde(default)]
+    library: Option<PathBuf>,
 }
 
 /// What holds for a container.
@@ -179,7 +186,7 @@ pub(crate) struct Held {
 
 impl Allocations {
     /// Takes the folder, with what an earlier run left there.
-    pub(crate) fn take(folder: &Path) -> Result<(Self, Lock), NodeError> {
+    pub(crate) fn take(folder: &Path, library: &Path) -> Result<(Self, Lock), NodeError> {
         let fault = |source| NodeError::Allocations { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(fault)?;
         // Pages in it may be written by whoever gets to them. Containers do by their mounts.
@@ -192,9 +199,9 @@ impl Allocations {
                 let table = found_in(folder).map_err(fault)?;
                 let (drafts, table) = (AtomicU64::new(0), Mutex::new(table));
                 let (in_use, changes) = (Mutex::default(), watch::Sender::new(0));
-                let folder = folder.to_owned();
+                let (folder, library) = (folder.to_owned(), library.to_owned());
                 let given = Notify::new();
-                let allocations = Self { folder, drafts, table, in_use, changes, given };
+                let allocations = Self { folder, library, drafts, table, in_use, changes, given };
                 Ok((allocations, Lock { _file: lock }))
             }
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
@@ -266,8 +273,8 @@ impl Allocations {
                 return Err(AllocateError::Taken { id, resource: entry.resource.clone() });
             }
         }
-        let entry = Entry::new(resource, allocation);
-        self.make(resource.name, &allocation.key, &entry.ids, &entry.gpus)?;
+        let entry = Entry::new(resource, allocation, Some(self.library.clone()));
+        self.make(&allocation.key, &entry)?;
         table.insert(allocation.key.clone(), entry);
         drop(table);
         self.has_changed();
@@ -285,11 +292,12 @@ impl Allocations {
     ) -> io::Result<Option<Holder>> {
         let mut table = self.table();
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
-            let entry = Entry::new(resource, allocation);
-            self.make(resource.name, &allocation.key, &entry.ids, &entry.gpus)?;
+            // The kubelet mounts what it was told by `Allocate`, perhaps by another version.
+            let entry = Entry::new(resource, allocation, None);
+            self.make(&allocation.key, &entry)?;
             table.insert(allocation.key.clone(), entry);
         }
-        let new = || Entry::new(resource, allocation);
+        let new = || Entry::new(resource, allocation, None);
         let entry = table.entry(allocation.key.clone()).or_insert_with(new);
         File::create(self.of(&allocation.key).join(STARTED))?;
         (entry.started, entry.missing) = (Some(Instant::now()), None);
@@ -301,7 +309,7 @@ impl Allocations {
         let mut table = self.table();
         let Some(entry) = table.get_mut(&waiting.key) else { return Ok(()) };
         (entry.holder, entry.followed) = (None, None);
-        self.make(&waiting.resource, &waiting.key, &entry.ids, &entry.gpus)?;
+        self.make(&waiting.key, entry)?;
         File::create(self.of(&waiting.key).join(STARTED)).map(drop)
     }
 
@@ -324,13 +332,7 @@ impl Allocations {
     }
 
     /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
-    fn make(
-        &self,
-        resource: &str,
-        key: &AllocationKey,
-        ids: &BTreeSet<String>,
-        gpus: &[GpuId],
-    ) -> io::Result<()> {
+    fn make(&self, key: &AllocationKey, entry: &Entry) -> io::Result<()> {
         let (draft, folder) = (self.draft(), self.of(key));
         // What an earlier run left.
         _ = fs::remove_dir_all(&draft);
@@ -338,9 +340,10 @@ impl Allocations {
         for_all_users(&draft, 0o755)?;
         let facts = Facts {
             version: 1,
-            resource: resource.to_owned(),
-            ids: ids.iter().cloned().collect(),
-            gpus: gpus.iter().map(ToString::to_string).collect(),
+            resource: entry.resource.clone(),
+            ids: entry.ids.iter().cloned().collect(),
+            gpus: entry.gpus.iter().map(ToString::to_string).collect(),
+            library: entry.library.clone(),
         };
         let mut file = File::create(draft.join(FACTS))?;
         serde_json::to_writer(&mut file, &facts)?;
@@ -530,6 +533,17 @@ impl Allocations {
         differs
     }
 
+    /// The directories from which present containers load the limiter, or will when they start again. `None`: that is not
+    /// known of all of them.
+    pub(crate) fn libraries(&self, listed: &Containers) -> Option<BTreeSet<PathBuf>> {
+        let table = self.table();
+        let is_known = |ids: &BTreeSet<String>| table.values().any(|entry| entry.ids == *ids);
+        if !listed.places().all(is_known) {
+            return None;
+        }
+        table.values().map(|entry| entry.library.clone()).collect()
+    }
+
     /// Removes the allocations of containers that have ended. `mounted` tells which of these some process still sees: a
     /// kubelet that has just started may not list what runs.
     pub(crate) fn remove_ended(
@@ -575,11 +589,12 @@ impl Allocations {
 }
 
 impl Entry {
-    fn new(resource: &Resource, allocation: &Allocation) -> Self {
+    fn new(resource: &Resource, allocation: &Allocation, library: Option<PathBuf>) -> Self {
         Self {
             resource: resource.name.to_owned(),
             ids: allocation.ids.iter().map(ToString::to_string).collect(),
             gpus: allocation.gpus.clone(),
+            library,
             shares: Vec::new(),
             promised: Vec::new(),
             is_init: false,
@@ -755,7 +770,7 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         }
         let Some(key) = AllocationKey::named(name) else { continue };
         // One whose facts cannot be read is nobody's, and goes as others that nobody has.
-        let (resource, ids, gpus) = facts_of(&path).unwrap_or_default();
+        let (resource, ids, gpus, library) = facts_of(&path).unwrap_or_default();
         let shares = shares_of(&path).unwrap_or_default();
         let now = Instant::now();
         let started = path.join(STARTED).exists().then_some(now);
@@ -764,6 +779,7 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
             resource,
             ids,
             gpus,
+            library,
             promised: shares.clone(),
             shares,
             is_init: false,
@@ -780,10 +796,12 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
     Ok(table)
 }
 
-fn facts_of(folder: &Path) -> Option<(String, BTreeSet<String>, Vec<GpuId>)> {
+type ReadFacts = (String, BTreeSet<String>, Vec<GpuId>, Option<PathBuf>);
+
+fn facts_of(folder: &Path) -> Option<ReadFacts> {
     let facts: Facts = serde_json::from_slice(&fs::read(folder.join(FACTS)).ok()?).ok()?;
     let gpus: Option<Vec<GpuId>> = facts.gpus.iter().map(|gpu| gpu.parse().ok()).collect();
-    Some((facts.resource, facts.ids.into_iter().collect(), gpus?))
+    Some((facts.resource, facts.ids.into_iter().collect(), gpus?, facts.library))
 }
 
 fn holder(settings: &OwnerSettings) -> Option<Holder> {

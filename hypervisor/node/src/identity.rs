@@ -130,6 +130,11 @@ impl Containers {
         &self.bare
     }
 
+    /// The ids of each container that has any.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &BTreeSet<String>> {
+        self.listed.iter().map(|listed| &listed.places)
+    }
+
     /// Whether a container has places.
     pub(crate) fn have(&self, holder: &Holder) -> bool {
         self.have.contains(holder)

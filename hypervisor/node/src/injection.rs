@@ -1,9 +1,11 @@
 //! What makes a container load the limiter and find its node's daemon: mounts, and nothing that its own environment
 //! could replace.
 
+use std::fs::{File, FileTimes};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use session::allocation;
@@ -116,7 +118,9 @@ pub fn install(from: &Path, to: &Path) -> Result<(), InstallError> {
         std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).map_err(write)?;
         std::fs::rename(draft, to.join(name)).map_err(write)?;
     }
-    Ok(())
+    // An agent of another version may still run, and removes what nobody has needed for long.
+    let now = FileTimes::new().set_modified(SystemTime::now());
+    File::open(to).and_then(|folder| folder.set_times(now)).map_err(write)
 }
 
 impl Injection {

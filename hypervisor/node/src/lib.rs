@@ -18,6 +18,7 @@ mod host;
 mod identity;
 mod image_preloads;
 mod injection;
+mod libraries;
 mod live;
 mod mounted;
 mod often;
@@ -145,7 +146,7 @@ pub async fn serve(
     let plugins = options.plugin_folder()?;
     let info = Arc::new(options.gpu_info()?);
     injection::check(&options.library)?;
-    let (allocations, _lock) = Allocations::take(&options.allocations)?;
+    let (allocations, _lock) = Allocations::take(&options.allocations, &options.library)?;
     let preload = allocations
         .write_preload()
         .map_err(|source| NodeError::Allocations { folder: options.allocations.clone(), source })?;
@@ -215,6 +216,8 @@ pub async fn serve(
         dialects,
         inits: Arc::default(),
     };
+    let (own, now) = (options.library.clone(), resolver.clone());
+    tasks.spawn(async { match libraries::keep(own, now).await {} });
     for resource in resources.clone() {
         let offer = Offer {
             resource,
