@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
-use node::Options;
 use node::proto::ContainerAllocateResponse;
 use serde_json::{Value, json};
 use small_runtime::container::Container;
@@ -48,7 +47,7 @@ pub(crate) struct Image<'a> {
 
 /// A container that runs.
 pub(crate) struct Running {
-    child: Child,
+    pub(crate) child: Child,
     output: PathBuf,
 }
 
@@ -192,7 +191,7 @@ impl Running {
         (status.code(), self.said())
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.output).unwrap()
     }
 }
@@ -379,14 +378,15 @@ async fn a_container_whose_limits_come_late_waits_for_them() {
 }
 
 /// A cgroup as kubelets make it for a container of containerd. It goes with its last process.
-struct Cgroup {
+pub(crate) struct Cgroup {
     folder: PathBuf,
     id: String,
 }
 
 impl Cgroup {
-    fn make(digit: char) -> Option<Self> {
-        let id = format!("{:064x}", std::process::id());
+    /// Of the only container of a pod, whose UID ends with that digit.
+    pub(crate) fn make(digit: char) -> Option<Self> {
+        let id = format!("{digit}{:063x}", std::process::id());
         let pod = format!("kubepods/besteffort/pod11111111-2222-3333-4444-55555555555{digit}");
         let made = |root: &&str| {
             let folder = Path::new(root).join(&pod).join(&id);
@@ -398,8 +398,18 @@ impl Cgroup {
         Some(Self { folder, id })
     }
 
+    /// Puts a process there.
+    pub(crate) fn take(&self, pid: u32) {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    /// How many processes are there.
+    pub(crate) fn processes(&self) -> usize {
+        fs::read_to_string(self.folder.join("cgroup.procs")).unwrap().lines().count()
+    }
+
     /// Whether a process in it is seen in it: this may be in a container itself.
-    fn counts(&self) -> bool {
+    pub(crate) fn counts(&self) -> bool {
         let script = r#"echo $$ > "$0/cgroup.procs" && cat /proc/self/cgroup"#;
         let mut tried = std::process::Command::new("sh");
         let tried = tried.args(["-c", script]).arg(&self.folder).output().unwrap();
@@ -410,13 +420,13 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let mut folder = self.folder.as_path();
-        for _ in 0..4 {
-            let begun = std::time::Instant::now();
-            while fs::remove_dir(folder).is_err() && begun.elapsed().as_secs() < 5 {
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
-            folder = folder.parent().unwrap();
+        let begun = std::time::Instant::now();
+        while fs::remove_dir(&self.folder).is_err() && begun.elapsed().as_secs() < 5 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        // Other pods may be in those above its pod's.
+        for folder in self.folder.ancestors().skip(1).take(3) {
+            _ = fs::remove_dir(folder);
         }
     }
 }
@@ -456,8 +466,7 @@ async fn the_daemon_knows(users: Option<u32>, digit: char) {
         exec /image/tenant dense --kernel-us 1000 --seconds 600";
     let words = ["sh", "-c", work];
     let running = cluster.run_as(users, &container.answer, "main", &[], &words);
-    let pid = running.child.id().unwrap();
-    fs::write(cgroup.folder.join("cgroup.procs"), pid.to_string()).unwrap();
+    cgroup.take(running.child.id().unwrap());
     fs::write(shared.join("go"), "").unwrap();
     let script = r#"mount -t tmpfs none /var/log && mkdir /var/log/containers
         ln -s nowhere "/var/log/containers/pod_default_main-$0.log"
@@ -596,56 +605,4 @@ async fn an_annotation_changes_what_running_processes_get() {
     until("a process has what was refused before", || grows.said().contains("has more")).await;
     drop((dense, grows));
     cluster.agent.stop().await.unwrap();
-}
-
-/// A DaemonSet is rolled: the new version's pod may start while the old one still ends, and what runs keeps its own.
-#[tokio::test]
-async fn a_new_version_of_the_agent_leaves_running_pods_their_limits_and_library() {
-    let Some(mut kubelet) = prepared() else { return };
-    kubelet.start();
-    let versions = ["0.1.0", "0.2.0"].map(|version| kubelet.path().join("libraries").join(version));
-    let with =
-        |version: &Path| Options { library: version.to_owned(), ..with_gates(kubelet.path()) };
-    let (from, options) =
-        (kubelet.path().join("library"), versions.each_ref().map(|one| with(one)));
-    let ([first, second], root) = (options, kubelet.path().to_owned());
-    node::install(&from, &versions[0]).unwrap();
-    let old = Agent::start(first, shows(2));
-    let node = Node::of(&mut kubelet, 2).await;
-    let container = node.admit("pod", "main", 10, 1).await;
-    node.start(&container).await.unwrap();
-    let run = |answer: &ContainerAllocateResponse, name: &str, words: &[&str]| {
-        run_in(&root, None, Image::default(), answer, name, &[], words)
-    };
-    let again =
-        "trap 'exec /image/tenant mem --api alloc --chunk 16MiB --cap=8GiB' USR1; echo waits
-        while :; do sleep 0.05; done";
-    let running = run(&container.answer, "main", &["sh", "-c", again]);
-    until("it runs", || running.said().contains("waits")).await;
-    let mounts =
-        fs::read_to_string(format!("/proc/{}/mountinfo", running.child.id().unwrap())).unwrap();
-    assert!(mounts.contains("libraries/0.1.0"), "{mounts}");
-    // The new one comes while the old one is there: it is told so, and its DaemonSet starts it again.
-    node::install(&from, &versions[1]).unwrap();
-    let said = Agent::start(second.clone(), shows(2)).fails().await;
-    assert!(said.contains("another `hypervisor node` uses"), "{said}");
-    assert_eq!(container.written(), Some(container.wanted()));
-    old.stop().await.unwrap();
-    let new = Agent::start(second, shows(2));
-    let node = Node::of(&mut kubelet, 2).await;
-    // Longer than what has ended is kept.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    assert_eq!(container.written(), Some(container.wanted()));
-    let pid = rustix::process::Pid::from_raw(running.child.id().unwrap().cast_signed()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
-    let (code, said) = running.end().await;
-    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
-    // What starts now has the new one.
-    node.take(NUMBER, 1);
-    let next = node.admit("next", "main", 20, 2).await;
-    node.start(&next).await.unwrap();
-    assert!(next.answer.mounts.iter().any(|one| one.host_path.ends_with("libraries/0.2.0")));
-    let (code, said) = run(&next.answer, "next", &TAKE).end().await;
-    assert_eq!((code, memory(&said)), (Some(0), (2048, 1536)), "{said}");
-    new.stop().await.unwrap();
 }

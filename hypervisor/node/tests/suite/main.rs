@@ -28,6 +28,7 @@ mod preflight;
 mod registering;
 mod support;
 mod timed;
+mod upgrade;
 mod words;
 
 #[path = "../../../../limiter/tests/suite/common/skipped.rs"]

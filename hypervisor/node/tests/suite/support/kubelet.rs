@@ -140,6 +140,11 @@ impl FakeKubelet {
         (request, client)
     }
 
+    /// Looks at no registration that has come so far: whoever sent it has ended.
+    pub(crate) fn forget_registrations(&mut self) {
+        while self.came.try_recv().is_ok() {}
+    }
+
     /// Whether a registration has come that was not looked at.
     pub(crate) fn has_another(&mut self) -> bool {
         !self.came.is_empty()
