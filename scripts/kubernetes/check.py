@@ -365,7 +365,8 @@ def check_policy_of_pods(policies):
         ]:
             mounting = {"name": "a", "volumeMounts": [{"mountPath": path}]}
             asking = {"name": "b", "resources": {"limits": {resource: "1"}}}
-            pods = [{"containers": [{**mounting, **asking}]}, {"containers": [asking], "initContainers": [mounting]}]
+            pods = [{"containers": [{**mounting, **asking}]}, {"containers": [asking], "initContainers": [mounting]},
+                    {"containers": [{"name": "c"}], "initContainers": [{**mounting, **asking}]}]
             others = [{"containers": [{**mounting, **one}]}
                       for one in [{}, {"resources": {}}, {"resources": {"limits": {"cpu": "1"}}}]]
             for spec, expected in [*((one, is_refused) for one in pods), *((one, False) for one in others)]:
