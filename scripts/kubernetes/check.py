@@ -174,12 +174,16 @@ def check_overlays(kubectl, base):
            "kustomize moves a binding out of kube-system")
     enforced = whole[("Namespace", "sluice")]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     expect(enforced == "privileged", "the namespace does not admit the agent")
-    changed = kustomized("reschedule")
+    with tempfile.TemporaryDirectory(dir=DEPLOY) as overlay:
+        with open(f"{overlay}/kustomization.yaml", "w", encoding="utf-8") as file:
+            yaml.safe_dump({"resources": ["../base"], "components": ["../image-preloads", "../reschedule"]}, file)
+        changed = kustomized(os.path.basename(overlay))
+    check_objects(changed, "the components")
     expect(changed[("ClusterRole", "sluice-node")]["rules"][0]["verbs"][-1] == "delete", "reschedule: no right to delete")
     args = pod_of(changed, AGENT)["containers"][1]["args"]
     gates = [one for one in args if one.startswith("--feature-gates=")]
     expect(gates == ["--feature-gates=CorePlugin=true,Reschedule=true"], f"reschedule: {args}")
-    expect(keeps_image_preloads(pod_of(kustomized("image-preloads"), AGENT), "0.1.0"), "image-preloads")
+    expect(keeps_image_preloads(pod_of(changed, AGENT), "0.1.0"), "image-preloads")
     older = whole.keys() - kustomized("before-1.30").keys()
     expect({kind for kind, _ in older} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}, f"before-1.30: {older}")
 

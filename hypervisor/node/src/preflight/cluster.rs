@@ -52,7 +52,7 @@ pub(super) fn permitted(options: &Options, on: &Handle) -> Checked {
         }
         Ok(missing)
     });
-    let mend = "kubectl apply -k deploy/kubernetes/base (with the gate Reschedule: deploy/kubernetes/reschedule)";
+    let mend = "kubectl apply -k deploy/kubernetes/base (with the gate Reschedule: its component ../reschedule)";
     let missing = match asked.ok_or_else(unused)? {
         Ok(missing) => missing,
         Err(error) => return Err(Wrong::broken(error, mend)),
