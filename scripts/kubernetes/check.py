@@ -120,7 +120,7 @@ def check_schema():
     described(SCHEMA, VALUES, "")
     expect(set(SCHEMA["properties"]) == set(VALUES), "a value is without a schema, or has no default")
     for bad in [
-        {"dialects": ["other"]}, {"dialects": []}, {"devices": "all"}, {"deviceSplit": 0}, {"coresScaling": "half"},
+        {"dialects": ["other"]}, {"dialects": []}, {"devices": "all"}, {"deviceSplit": 0}, {"coresScaling": "half"}, {"memoryScaling": 0.5},
         {"unknown": 1}, {"featureGates": {"Reschedule": "yes"}}, {"kubeletDir": "var"}, {"driverDir": "lib"},
         {"image": {"digest": "1234"}}, {"image": {"repository": ""}}, {"scheduler": {"name": ""}},
         {"metrics": {"enabled": True, "tokenSecret": ""}},
@@ -213,6 +213,8 @@ def check_chart(program):
     ]:
         args = pod_of(rendered({"featureGates": values}), SCHEDULER)["containers"][1]["args"]
         expect(f"--feature-gates={wanted}" in args, f"the extender with the gates {values}: {args}")
+    scaled = pod_of(rendered({"coresScaling": 2, "memoryScaling": "1.5"}), AGENT)["containers"][1]["args"]
+    expect({"--cores-scaling=2", "--memory-scaling=1.5"} <= set(scaled), f"{scaled}")
     keeping = rendered({"keepImagePreloads": True, "image": {"tag": "9.9"}})
     expect(keeps_image_preloads(pod_of(keeping, AGENT), "9.9"), "the chart with keepImagePreloads")
     digest = "sha256:" + 64 * "a"
@@ -230,8 +232,14 @@ def check_chart(program):
     info = pod_of(rendered({"dialects": ["vgpu-rs"], "gpuInfo": "tflops"}), AGENT)
     expect("--gpu-info=/etc/sluice/gpu-info/gpu-info.yaml" in info["containers"][1]["args"]
            and {"name": "gpu-info", "configMap": {"name": "tflops"}} in info["volumes"], "gpuInfo")
-    told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True}})
-    expect({("Service", "sluice-metrics"), ("ServiceMonitor", "sluice")} <= told.keys(), "metrics: no Service")
+    labels = {"release": "kube-prometheus-stack"}
+    told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True, "rules": True, "labels": labels}})
+    monitors = [("ServiceMonitor", "sluice"), ("PrometheusRule", "sluice"), ("PrometheusRule", "sluice-compatibility")]
+    expect({("Service", "sluice-metrics"), *monitors} <= told.keys(), "metrics: no Service, monitor or rules")
+    expect(all(labels.items() <= told[one]["metadata"]["labels"].items() for one in monitors), "metrics.labels")
+    for (_, name), rules in zip(monitors[1:], ["sluice", "compatibility"]):
+        with open(f"deploy/prometheus/{rules}.rules.yml", encoding="utf-8") as file:
+            expect(told[("PrometheusRule", name)]["spec"] == yaml.safe_load(file), f"PrometheusRule {name}")
     expect({"--listen=0.0.0.0:9477", "--token-file=/etc/sluice/token/token", "--tls-key=/etc/sluice/tls/tls.key"}
            <= set(pod_of(told, AGENT)["containers"][0]["args"]), "metrics: the daemon does not listen")
 

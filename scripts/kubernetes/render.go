@@ -13,7 +13,16 @@ import (
 	"text/template"
 )
 
+// The chart's files that are no templates.
+type files struct{ folder string }
+
+func (in files) Get(name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(in.folder, name))
+	return string(text), err
+}
+
 func render(data map[string]any, paths []string) error {
+	data["Files"] = files{filepath.Dir(filepath.Dir(paths[0]))}
 	all := template.New("chart").Option("missingkey=zero")
 	all.Funcs(template.FuncMap{
 		"append": func(list []any, item any) []any { return append(list, item) },

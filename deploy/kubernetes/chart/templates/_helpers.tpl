@@ -6,6 +6,14 @@ app.kubernetes.io/part-of: sluice
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* What a Prometheus finds the chart's objects by. */ -}}
+{{- define "sluice.monitoringLabels" -}}
+{{ include "sluice.labels" . }}
+{{- range $name, $value := .Values.metrics.labels }}
+{{ $name }}: {{ quote $value }}
+{{- end }}
+{{- end }}
+
 {{- define "sluice.tag" -}}
 {{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
