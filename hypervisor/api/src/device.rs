@@ -65,6 +65,12 @@ message! {
         /// Why no lease is granted on it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub withheld: Option<Withheld>,
+        /// Whether its operator has taken it out of service for new work. Leases are granted on it all the same.
+        #[serde(default)]
+        pub cordoned: bool,
+        /// How often it was declared healthy since the daemon's start.
+        #[serde(default)]
+        pub declared_healthy: u64,
         /// What it showed last. Left out: it was never observed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub figures: Option<Figures>,

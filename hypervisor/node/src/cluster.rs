@@ -18,10 +18,11 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
-use limits::Policy;
+use limits::{GpuId, Policy};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::cordon::{self, CORDONED};
 use crate::events::{Events, Kind, Told};
 use crate::identity::Holder;
 use crate::outcomes::{Outcomes, Word};
@@ -54,6 +55,7 @@ pub(crate) struct Cluster {
     events: Events,
     reschedule: bool,
     policy: Arc<Mutex<Policy>>,
+    cordoned: watch::Sender<BTreeSet<GpuId>>,
     factor: NonZeroU32,
     outcomes: Arc<Mutex<Outcomes>>,
 }
@@ -74,6 +76,7 @@ impl Cluster {
         dialects: Arc<[Dialect]>,
         reschedule: bool,
         factor: NonZeroU32,
+        cordoned: watch::Sender<BTreeSet<GpuId>>,
     ) -> Result<(Self, Keep), ConnectError> {
         let client = api_server::client(options.kubeconfig.as_deref()).await?;
         let (pods, mut writer) = store();
@@ -86,6 +89,7 @@ impl Cluster {
             events: Events::new(client.clone(), node),
             reschedule,
             policy: Arc::default(),
+            cordoned,
             factor,
             outcomes: Arc::default(),
         };
@@ -341,6 +345,7 @@ impl Cluster {
             let node = answered(ANSWERS_WITHIN, nodes.get(&own)).await?;
             let present = node.metadata.annotations.unwrap_or_default();
             self.take_policy(present.get(dialects::table::COMPUTE_POLICY).map(String::as_str));
+            self.take_cordoned(present.get(CORDONED).map_or("", String::as_str)).await;
             let differ = wanted.iter().filter(|(name, value)| present.get(*name) != Some(value));
             let patch: serde_json::Map<String, Value> =
                 differ.map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
@@ -355,6 +360,25 @@ impl Cluster {
         written.await.inspect_err(|error: &CallError| {
             tracing::warn!(%error, "the node's annotations are not written");
         })
+    }
+
+    /// Where it cannot be followed, what held before holds.
+    async fn take_cordoned(&self, text: &str) {
+        let told = match cordon::cordoned(text) {
+            Ok(gpus) if *self.cordoned.borrow() == gpus => return,
+            Ok(gpus) => {
+                let note = cordon::told(&gpus);
+                tracing::info!(note, "cordoned GPUs have changed");
+                self.cordoned.send_replace(gpus);
+                Told::once(Kind::Normal, "GPUsCordoned", "Cordon", note)
+            }
+            Err(error) => {
+                let note = error.to_string();
+                tracing::warn!(note, "cordoned GPUs stay as they were");
+                Told::once(Kind::Warning, "GPUCordonRefused", "Cordon", note)
+            }
+        };
+        self.events.tell(&self.node(), told).await;
     }
 
     fn take_policy(&self, text: Option<&str>) {

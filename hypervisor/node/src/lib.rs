@@ -10,6 +10,7 @@ mod allocations;
 mod amounts;
 mod chain;
 mod cluster;
+mod cordon;
 mod device_files;
 mod driver_libraries;
 mod events;
@@ -40,14 +41,16 @@ mod seen;
 mod starting;
 mod words;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dialects::gates::Gate;
 use dialects::{Dialect, Resource};
+use limits::GpuId;
 use observer::{Blind, Source};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -158,18 +161,27 @@ pub async fn serve(
     let allocations = Arc::new(allocations);
     let (see, mut seen) = mpsc::unbounded_channel();
     let mut sight = Seen::default();
-    let _watch = observer::Watch::start(source, move |news| _ = see.send(sight.take(news)))
-        .map_err(NodeError::Threads)?;
+    let (healthy, declared) = std::sync::mpsc::channel();
+    let take = move |news| {
+        declared.try_iter().for_each(|gpu| sight.declare_healthy(gpu));
+        _ = see.send(sight.take(news));
+    };
+    let _watch = observer::Watch::start(source, take).map_err(NodeError::Threads)?;
     let pool_of = |gpus| {
         let pool = Pool::new(gpus, options.split, options.memory_factor);
         let pool = pool.scaled(options.scaling).informed(Arc::clone(&info));
         pool.connected(options.gates.is_open(Gate::GpuTopology))
     };
     let mut end = std::pin::pin!(end);
-    let first = tokio::select! {
+    let mut last = tokio::select! {
         () = &mut end => return Ok(()),
-        gpus = first_gpus(&mut seen) => pool_of(gpus?),
+        gpus = first_gpus(&mut seen) => Ok(gpus?),
     };
+    // What the previous run was told: the API server may be away.
+    let cordon_file = observer::cordon::beside(&options.daemon);
+    let before = options.cluster.as_ref().and_then(|_| observer::cordon::read(&cordon_file).ok());
+    let (cordon, mut cordoned) = watch::channel(before.unwrap_or_default());
+    let first = pool_of(last.clone().unwrap_or_default()).cordoned(cordoned.borrow().clone());
     let driver = driver_folder(options)?;
     for resource in &resources {
         first.check(resource)?;
@@ -187,7 +199,8 @@ pub async fn serve(
         Some(cluster) => {
             let reschedule = options.gates.is_open(Gate::Reschedule);
             let (own, factor) = (Arc::clone(&dialects), options.memory_factor);
-            let (cluster, keep) = Cluster::of(cluster, own, reschedule, factor).await?;
+            let cordon = cordon.clone();
+            let (cluster, keep) = Cluster::of(cluster, own, reschedule, factor, cordon).await?;
             tasks.spawn(async { match keep.await {} });
             let (own, form) = (Arc::clone(&dialects), options.hami);
             let registers = registers::keep(cluster.clone(), pool.clone(), own, form);
@@ -199,6 +212,7 @@ pub async fn serve(
                 dialects: Arc::clone(&dialects),
                 socket: options.daemon.as_path().into(),
                 daemon: injection.daemon_inside().into(),
+                healthy,
             };
             tasks.spawn(async { match people.keep().await {} });
             Some(cluster)
@@ -235,10 +249,14 @@ pub async fn serve(
         tasks.spawn(endpoint.keep());
     }
     let follow = async {
-        // While nothing can be seen, nothing can be given out.
-        while let Some(now) = seen.recv().await {
-            let next = match now {
-                Ok(gpus) => pool_of(gpus),
+        loop {
+            tokio::select! {
+                now = seen.recv() => last = now.ok_or(NodeError::Silent)?,
+                Ok(()) = cordoned.changed() => tell_daemon(&cordon_file, &cordoned.borrow()),
+            }
+            // While nothing can be seen, nothing can be given out.
+            let next = match &last {
+                Ok(gpus) => pool_of(gpus.clone()),
                 Err(blind) => {
                     let dark = news.borrow().without_health();
                     // Once: it is tried again every some seconds.
@@ -248,6 +266,7 @@ pub async fn serve(
                     dark
                 }
             };
+            let next = next.cordoned(cordoned.borrow().clone());
             for resource in &resources {
                 next.check(resource)?;
             }
@@ -260,7 +279,6 @@ pub async fn serve(
                 differs
             });
         }
-        Err(NodeError::Silent)
     };
     let watch_over = resolver.keep();
     let ended = tokio::select! {
@@ -298,6 +316,14 @@ async fn first_gpus(
             );
             told = Some(why);
         }
+    }
+}
+
+/// The daemon shows which GPUs are cordoned.
+fn tell_daemon(file: &Path, cordoned: &BTreeSet<GpuId>) {
+    let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
+    if let Err(error) = folder.and_then(|()| observer::cordon::write(file, cordoned)) {
+        tracing::warn!(file = %file.display(), %error, "the daemon is not told of cordoned GPUs");
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use api::DeviceList;
@@ -65,6 +66,8 @@ pub(crate) struct People {
     pub(crate) socket: Arc<Path>,
     /// ... and where containers see it.
     pub(crate) daemon: Arc<Path>,
+    /// Where GPUs go that the daemon was told are healthy.
+    pub(crate) healthy: Sender<GpuId>,
 }
 
 /// What is known of an allocation's refusals.
@@ -74,12 +77,17 @@ impl People {
     /// For as long as the program runs.
     pub(crate) async fn keep(self) -> Infallible {
         let mut known = self.told_before();
-        let (mut strangers, mut asked) = (BTreeMap::new(), None::<Instant>);
+        let (mut strangers, mut declared) = (BTreeMap::new(), BTreeMap::new());
+        let mut asked = None::<Instant>;
         loop {
             tokio::time::sleep(LOOK).await;
             if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
                 asked = Some(Instant::now());
-                self.look_for_strangers(&mut strangers).await;
+                // Without a daemon nobody looks after the devices.
+                if let Some(list) = self.devices().await {
+                    self.follow_operator(&list, &mut declared);
+                    self.tell_of_strangers(list, &mut strangers);
+                }
             }
             let pods = self.cluster.present();
             let held = self.allocations.held();
@@ -254,15 +262,31 @@ impl People {
         }
     }
 
-    /// Tells of processes that use GPUs of the node and have no session, as the daemon finds them.
-    async fn look_for_strangers(&self, known: &mut BTreeMap<String, Often>) {
+    /// The devices, as the daemon sees them.
+    async fn devices(&self) -> Option<DeviceList> {
         let socket = self.socket.to_path_buf();
         let ask = move || -> Result<DeviceList, ClientError> {
             let client = BlockingHttpClient::new(Endpoint::Unix(socket));
             client.get(api::path::DEVICES, ANSWERS_WITHIN)
         };
-        // Without a daemon nobody looks for them.
-        let Ok(Ok(list)) = tokio::task::spawn_blocking(ask).await else { return };
+        tokio::task::spawn_blocking(ask).await.ok()?.ok()
+    }
+
+    /// An operator tells the daemon that a GPU is healthy after a fault. `known`: how often that was so.
+    fn follow_operator(&self, list: &DeviceList, known: &mut BTreeMap<String, u64>) {
+        for device in &list.devices {
+            let before = known.insert(device.uuid.clone(), device.declared_healthy);
+            let is_new = before.is_some_and(|before| before != device.declared_healthy);
+            if let (true, Ok(gpu)) = (is_new && device.declared_healthy > 0, device.uuid.parse()) {
+                tracing::info!(%gpu, "was declared healthy");
+                // Its receiver ends with the program.
+                _ = self.healthy.send(gpu);
+            }
+        }
+    }
+
+    /// Tells of processes that use GPUs of the node and have no session, as the daemon finds them.
+    fn tell_of_strangers(&self, list: DeviceList, known: &mut BTreeMap<String, Often>) {
         for device in list.devices {
             let often = known.entry(device.uuid.clone()).or_default();
             let processes = &device.unknown_processes;

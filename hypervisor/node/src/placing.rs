@@ -102,7 +102,7 @@ pub(crate) fn gpus(wish: &Wish, count: usize, known: Known<'_>) -> Vec<GpuId> {
     }
     let all: Vec<(GpuId, Share)> = known.promised.iter().chain(known.claimed).copied().collect();
     let mut fitting = Vec::new();
-    for gpu in known.pool.gpus().iter().filter(|gpu| gpu.healthy) {
+    for gpu in known.pool.gpus().iter().filter(|gpu| known.pool.is_offered(gpu)) {
         let Ok(part) = part(wish, gpu, known.pool) else { continue };
         if has_room(&part, known.promised).is_err() {
             continue;

@@ -198,7 +198,7 @@ impl Offer {
 impl Offer {
     /// A container with these ids is about to start. Whose limits are written for them.
     fn start(&self, ids: &[String]) -> Result<(Waiting, Option<Holder>), Refusal> {
-        let allocation = self.pool().allocate(&self.resource, ids)?;
+        let allocation = self.pool().allocated(&self.resource, ids)?;
         self.device_files(&allocation)?;
         // After a restart of the node it may have gone, and the kubelet remembers that it is asked for.
         _ = self.hook.as_ref().map(|hook| hook.is_there());

@@ -168,6 +168,9 @@ pub enum PoolError {
     /// Its GPU has a fault.
     #[error("{0} is not healthy")]
     Unhealthy(GpuId),
+    /// Its GPU is out of service for new containers.
+    #[error("{0} is cordoned")]
+    Cordoned(GpuId),
     /// Nothing is asked for.
     #[error("no ids")]
     NoIds,
@@ -217,6 +220,7 @@ pub struct Pool {
     scaling: Scaling,
     info: Arc<GpuInfo>,
     tells_topology: bool,
+    cordoned: BTreeSet<GpuId>,
 }
 
 /// How often what a GPU has may be promised, in hundredths.
@@ -238,7 +242,19 @@ impl Pool {
     #[must_use]
     pub fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
         let (scaling, info) = (Scaling::ONCE, Arc::default());
-        Self { gpus, split, memory_factor, scaling, info, tells_topology: false }
+        let cordoned = BTreeSet::new();
+        Self { gpus, split, memory_factor, scaling, info, tells_topology: false, cordoned }
+    }
+
+    /// The same; no new container gets these GPUs, and those that have them keep them.
+    #[must_use]
+    pub fn cordoned(self, cordoned: BTreeSet<GpuId>) -> Self {
+        Self { cordoned, ..self }
+    }
+
+    /// Whether a new container may get a GPU.
+    pub(crate) fn is_offered(&self, gpu: &Gpu) -> bool {
+        gpu.healthy && !self.cordoned.contains(&gpu.id)
     }
 
     /// The same, and whether kubelets and schedulers are told what connects the GPUs.
@@ -387,7 +403,8 @@ impl Pool {
     /// All ids of a kind, and whether each may be given out.
     pub fn ids(&self, counts: Counts) -> impl Iterator<Item = (UnitId, bool)> {
         self.gpus.iter().flat_map(move |gpu| {
-            let id = move |number| (UnitId { gpu: gpu.id, counts, number }, gpu.healthy);
+            let is_offered = self.is_offered(gpu);
+            let id = move |number| (UnitId { gpu: gpu.id, counts, number }, is_offered);
             (0..self.units(gpu, counts)).map(id)
         })
     }
@@ -411,11 +428,27 @@ impl Pool {
         })
     }
 
-    /// What a container gets for these ids.
+    /// What a new container gets for these ids.
+    ///
+    /// # Errors
+    /// As [`Self::allocated`], and for a cordoned GPU.
+    pub fn allocate(&self, resource: &Resource, texts: &[String]) -> Result<Allocation, PoolError> {
+        let allocation = self.allocated(resource, texts)?;
+        match allocation.gpus.iter().find(|gpu| self.cordoned.contains(gpu)) {
+            Some(gpu) => Err(PoolError::Cordoned(*gpu)),
+            None => Ok(allocation),
+        }
+    }
+
+    /// What a container has got for these ids.
     ///
     /// # Errors
     /// [`PoolError`]: they are no ids of this node, or not to be given to one container.
-    pub fn allocate(&self, resource: &Resource, texts: &[String]) -> Result<Allocation, PoolError> {
+    pub fn allocated(
+        &self,
+        resource: &Resource,
+        texts: &[String],
+    ) -> Result<Allocation, PoolError> {
         let mut ids = BTreeSet::new();
         let mut on = BTreeSet::new();
         for text in texts {
@@ -463,7 +496,7 @@ impl Pool {
         for text in available {
             let (id, gpu) = self.id(resource, text)?;
             let is_of_own = on.contains(&gpu.id) && resource.counts == Counts::Places;
-            if gpu.healthy && !is_of_own {
+            if self.is_offered(gpu) && !is_of_own {
                 free.entry(gpu.id).or_default().insert(id);
             }
         }

@@ -62,7 +62,7 @@ fn wanted(
                 memory_mib: total.memory_mib,
                 places: pool.split().get().into(),
                 hardware: gpu.hardware.clone(),
-                healthy: gpu.healthy,
+                healthy: pool.is_offered(gpu),
             }
         })
         .collect();

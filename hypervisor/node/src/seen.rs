@@ -20,6 +20,11 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// Its operator says that a GPU is healthy: what it shows from now on counts.
+    pub(crate) fn declare_healthy(&mut self, gpu: GpuId) {
+        _ = self.model.declare_healthy(gpu);
+    }
+
     /// The GPUs as they are now known.
     pub(crate) fn take(&mut self, news: observer::Seen) -> Result<Vec<Gpu>, Blind> {
         match news {

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cordon;
 mod health;
 mod model;
 mod nvml;

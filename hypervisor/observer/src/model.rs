@@ -1,6 +1,6 @@
 //! What is known of the node's devices, and what has changed. No I/O and no clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use limits::GpuId;
@@ -45,6 +45,10 @@ pub struct DeviceView {
     pub unknown: Vec<UnknownProcess>,
     /// How many of them there were since the daemon's start.
     pub unknown_seen: u64,
+    /// Whether its operator has taken it out of service for new work.
+    pub cordoned: bool,
+    /// How often its operator has declared it healthy.
+    pub declared_healthy: u64,
 }
 
 /// What has changed.
@@ -60,6 +64,10 @@ pub enum Change {
     Unhealthy(GpuId, Ailment),
     /// Its operator has declared it healthy.
     Healthy(GpuId),
+    /// Its operator has taken it out of service for new work.
+    Cordoned(GpuId),
+    /// Its operator has put it back into service.
+    Uncordoned(GpuId),
     /// A process that no session knows has come to a device.
     UnknownCame(GpuId, UnknownProcess),
     /// It has gone, or a session knows it now.
@@ -73,6 +81,7 @@ struct Device {
     record: Record,
     xids: BTreeMap<Xid, u64>,
     unknown: Unknown,
+    declared_healthy: u64,
 }
 
 /// Gathers what a source shows.
@@ -83,6 +92,8 @@ pub struct Model {
     devices: BTreeMap<GpuId, Device>,
     /// Errors of devices that were not seen yet.
     early: Vec<(GpuId, Xid)>,
+    /// Which ones operators have taken out of service.
+    cordoned: BTreeSet<GpuId>,
 }
 
 impl Model {
@@ -107,6 +118,7 @@ impl Model {
                 record: Record::default(),
                 xids: BTreeMap::new(),
                 unknown: Unknown::default(),
+                declared_healthy: 0,
             });
             changes.extend(device.record.read(&reading).map(|new| Change::Unhealthy(uuid, new)));
             (device.reading, device.taken) = (reading, taken);
@@ -152,7 +164,17 @@ impl Model {
     /// The operator says that a device is healthy. What it shows from now on counts. `None`: it was never seen.
     pub fn declare_healthy(&mut self, uuid: GpuId) -> Option<Vec<Change>> {
         let device = self.devices.get_mut(&uuid)?;
+        device.declared_healthy = device.declared_healthy.saturating_add(1);
         Some(if device.record.heal() { vec![Change::Healthy(uuid)] } else { Vec::new() })
+    }
+
+    /// Operators have taken just these devices out of service for new work, whether they were seen or not.
+    pub fn cordon(&mut self, gpus: BTreeSet<GpuId>) -> Vec<Change> {
+        let taken = gpus.difference(&self.cordoned).map(|gpu| Change::Cordoned(*gpu));
+        let back = self.cordoned.difference(&gpus).map(|gpu| Change::Uncordoned(*gpu));
+        let changes = taken.chain(back).collect();
+        self.cordoned = gpus;
+        changes
     }
 
     /// What is known.
@@ -168,6 +190,8 @@ impl Model {
                 xids: device.xids.clone(),
                 unknown: device.unknown.present.clone(),
                 unknown_seen: device.unknown.seen,
+                cordoned: self.cordoned.contains(&device.reading.uuid),
+                declared_healthy: device.declared_healthy,
             })
             .collect();
         devices.sort_by_key(|device| device.reading.index);
@@ -259,6 +283,19 @@ mod tests {
         model.declare_healthy(GPU);
         assert_eq!(read(&mut model, &[shows(OTHER, 0)]), unhealthy(Ailment::Missing));
         assert!(model.view().device(OTHER).unwrap().health.is_healthy());
+    }
+
+    #[test]
+    fn a_cordoned_device_is_healthy_and_may_not_have_been_seen() {
+        let mut model = Model::default();
+        let both = BTreeSet::from([GPU, OTHER]);
+        assert_eq!(model.cordon(both), [Change::Cordoned(GPU), Change::Cordoned(OTHER)]);
+        read(&mut model, &[shows(GPU, 0)]);
+        let view = model.view();
+        assert!(view.device(GPU).unwrap().cordoned && health(&model).is_none());
+        assert_eq!(model.cordon([OTHER].into()), [Change::Uncordoned(GPU)]);
+        assert_eq!(model.cordon([OTHER].into()), []);
+        assert!(!model.view().device(GPU).unwrap().cordoned);
     }
 
     #[test]

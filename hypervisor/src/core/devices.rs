@@ -97,6 +97,8 @@ impl Core {
                 tracing::info!(%uuid, "declared healthy");
                 (EventKind::DeviceHealthy, Some(uuid), None)
             }
+            Change::Cordoned(uuid) => return tracing::info!(%uuid, "cordoned"),
+            Change::Uncordoned(uuid) => return tracing::info!(%uuid, "no longer cordoned"),
             Change::UnknownCame(uuid, process) => {
                 tracing::warn!(%uuid, "outside any session: {}", described(&process));
                 return self.tell_of_process(EventKind::UnknownProcess, uuid, &process, None);

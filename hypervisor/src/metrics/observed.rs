@@ -44,6 +44,11 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
         devices().map(|device| (labels(device), flag(device.health.is_healthy()))),
     )?;
     families.gauge(
+        "sluice_device_cordoned",
+        "1 if the device is out of service for new pods, else 0.",
+        devices().map(|device| (labels(device), flag(device.cordoned))),
+    )?;
+    families.gauge(
         "sluice_device_throttled",
         "1 if this reason throttles the device, else 0.",
         devices().flat_map(|device| {

@@ -131,6 +131,8 @@ fn view() -> View {
         xids: BTreeMap::from([(Xid(31), 22)]),
         unknown: vec![unknown.clone()],
         unknown_seen: 23,
+        cordoned: true,
+        declared_healthy: 1,
     };
     let ailing = DeviceView {
         health: Health::Unhealthy(vec![Ailment::Lost]),

@@ -69,6 +69,8 @@ impl Node {
                 health: seen.map(observe::health).unwrap_or_default(),
                 unhealthy: seen.and_then(|seen| seen.health.reason()),
                 withheld: self.withheld(uuid).and_then(shown_withheld),
+                cordoned: seen.is_some_and(|seen| seen.cordoned),
+                declared_healthy: seen.map_or(0, |seen| seen.declared_healthy),
                 figures: seen.map(observe::figures),
                 unknown: seen.map_or(0, |seen| seen.unknown.len() as u64),
                 unknown_seen: seen.map_or(0, |seen| seen.unknown_seen),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::EventKind;
-use observer::{AllReadings, NvmlSource, Seen, View, Watch};
+use observer::{AllReadings, NvmlSource, Seen, View, Watch, cordon};
 use session::node_page::{self, NodePageWriter};
 
 pub use api::UnknownProcesses;
@@ -74,6 +74,7 @@ pub(crate) fn start(
         census: Census::default(),
         eviction: kills.then(Eviction::default),
         page: page.clone(),
+        cordoned: cordon::beside(socket),
     };
     let source = observation.nvml.as_deref().map_or_else(NvmlSource::default, NvmlSource::at);
     let _watch = Watch::start(Box::new(source), move |seen| observing.take(seen))?;
@@ -86,6 +87,8 @@ struct Observing {
     /// Ends processes that no session knows.
     eviction: Option<Eviction>,
     page: Option<Arc<NodePageWriter>>,
+    /// The file by which the node agent names cordoned devices.
+    cordoned: PathBuf,
 }
 
 impl Observing {
@@ -102,8 +105,12 @@ impl Observing {
         let taken = readings.taken;
         let found = self.census.unknown(&readings, &self.core.served());
         let unknown = census::by_device(&found);
+        let cordoned = cordon::read(&self.cordoned).inspect_err(|error| {
+            tracing::warn!(file = %self.cordoned.display(), %error, "cordoned devices are not known");
+        });
         let view = self.core.observe(|model| {
             let mut changes = model.read(readings);
+            changes.extend(cordoned.map(|gpus| model.cordon(gpus)).unwrap_or_default());
             changes.extend(model.unknown(unknown));
             changes
         });

@@ -52,6 +52,9 @@ pub struct GpuReport {
     pub unhealthy: Option<String>,
     /// Why no lease is granted on it: `unhealthy` or `unknown_process`.
     pub withheld: Option<String>,
+    /// Whether it is out of service for new pods.
+    #[serde(default)]
+    pub cordoned: bool,
     /// How many processes use it that no session knows.
     pub unknown_processes: u64,
 }

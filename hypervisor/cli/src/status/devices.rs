@@ -6,7 +6,7 @@ use protocol::sessions::GpuReport;
 
 use crate::node::Node;
 
-/// A line for each device on which no leases are granted, and one if the daemon does not see the devices. Nothing
+/// A line for each device on which no leases are granted or that is cordoned, and one if the daemon does not see the devices. Nothing
 /// without a daemon.
 pub(super) fn troubles(node: &Node) -> Vec<String> {
     let list = node.daemon.as_ref().and_then(|daemon| daemon.devices());
@@ -36,13 +36,18 @@ fn report(device: &Device) -> Option<GpuReport> {
         health: health.to_owned(),
         unhealthy: device.unhealthy.clone(),
         withheld: withheld.map(str::to_owned),
+        cordoned: device.cordoned,
         unknown_processes: device.unknown,
     })
 }
 
 fn told(list: &DeviceList) -> Vec<String> {
-    let line = |device: &Device| Some(format!("{} is {}", Shown(&device.uuid), trouble(device)?));
-    blind(list).into_iter().chain(list.devices.iter().filter_map(line)).collect()
+    let line = |device: &Device| {
+        let cordoned = "cordoned: no new pod gets it, running ones keep it";
+        let troubles = trouble(device).into_iter().chain(device.cordoned.then(|| cordoned.into()));
+        troubles.map(|trouble| format!("{} is {trouble}", Shown(&device.uuid))).collect::<Vec<_>>()
+    };
+    blind(list).into_iter().chain(list.devices.iter().flat_map(line)).collect()
 }
 
 /// That the daemon does not see the devices, and why.

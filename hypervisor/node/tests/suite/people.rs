@@ -8,6 +8,7 @@ use node::proto::{
     PreStartContainerRequest, PreStartContainerResponse,
 };
 use node::{ClusterOptions, Options};
+use observer::Seen;
 use poem::listener::{Listener, UnixListener};
 use serde_json::{Value, json};
 use session::ledger::RefusedFor;
@@ -33,13 +34,22 @@ pub(crate) struct Cluster {
 }
 
 pub(crate) async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
+    started_on(kubelet, pods, shows(2)).await
+}
+
+/// The same on a node that shows these devices.
+pub(crate) async fn started_on(
+    kubelet: &mut FakeKubelet,
+    pods: Vec<Value>,
+    devices: Seen,
+) -> Cluster {
     let server = ApiServer::start(kubelet.path()).await.unwrap();
     pods.into_iter().for_each(|pod| server.objects.put(pod));
     let cluster =
         ClusterOptions { node: "here".to_owned(), kubeconfig: Some(server.kubeconfig.clone()) };
     let memory_factor = 1.try_into().unwrap();
     let wanted = Options { cluster: Some(cluster), memory_factor, ..options(kubelet.path()) };
-    let agent = Agent::start(wanted, shows(2));
+    let agent = Agent::start(wanted, devices);
     let (_, client) = kubelet.registered().await;
     Cluster { server, agent, client }
 }

@@ -155,6 +155,7 @@ pub(crate) fn sessions() -> StatusReport {
         health: "unhealthy".to_owned(),
         unhealthy: Some("XID 79".to_owned()),
         withheld: Some("unhealthy".to_owned()),
+        cordoned: true,
         unknown_processes: 1,
     };
     let memory = Some(device.memory.clone());
