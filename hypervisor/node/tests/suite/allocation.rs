@@ -68,11 +68,12 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     assert_eq!(preloaded, libraries);
     let facts = fs::read_to_string(folder.join("allocation.json")).unwrap();
     let wanted = format!(
-        "{{\"version\":1,\"resource\":\"nvidia.com/vgpu-number\",\"ids\":[\"{}\",\"{}\"],\"gpus\":[\"{}\",\"{}\"]}}\n",
+        "{{\"version\":1,\"resource\":\"nvidia.com/vgpu-number\",\"ids\":[\"{}\",\"{}\"],\"gpus\":[\"{}\",\"{}\"],\"library\":\"{}\"}}\n",
         place(0, 1),
         place(2, 4),
         gpu(0),
-        gpu(2)
+        gpu(2),
+        kubelet.path().join("library").display()
     );
     assert_eq!(facts, wanted);
     // Asked again, in another order: the same. Other ids: another one.
