@@ -11,10 +11,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use dialects::Dialect;
 use dialects::gates::FeatureGates;
 use dialects::registers::HamiForm;
-use extender::{ExplainError, Snapshot, Source};
+use dialects::{Dialect, ResourceNames};
+use extender::{ExplainError, Snapshot, Source, Terms};
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, Target, TlsFiles, TokenSource,
     UnknownProcesses, log,
@@ -83,6 +83,9 @@ enum Command {
         /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami, vgpu-rs
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
+        /// Other names for resources, as pods of this cluster request them; their own names are left to others then
+        #[arg(long, value_name = "NAME=OTHER,...")]
+        resource_names: Option<ResourceNames>,
         /// Feature gates, with VGPU-Manager's names: CorePlugin and MemoryPlugin offer cores and memory to the kubelet;
         /// Reschedule deletes a pod that cannot get what it was promised, so that its controller creates a new one
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
@@ -171,6 +174,9 @@ enum Command {
         /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami, vgpu-rs
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
+        /// Other names for resources, as pods of this cluster request them; their own names are left to others then
+        #[arg(long, value_name = "NAME=OTHER,...")]
+        resource_names: Option<ResourceNames>,
         /// Scheduler for GPU pods that name none. For its pods nodeName becomes a node selector, and a container that only
         /// counts GPUs of VGPU-Manager gets 100 cores
         #[arg(long, value_name = "NAME")]
@@ -215,6 +221,9 @@ enum Command {
         /// Dialects whose resource names pods may use, separated by commas: vgpu-manager, volcano, hami
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
+        /// Other names for resources, as pods of this cluster request them; their own names are left to others then
+        #[arg(long, value_name = "NAME=OTHER,...")]
+        resource_names: Option<ResourceNames>,
         /// Feature gates, with VGPU-Manager's names: with SerialBindNode, a pod is bound once the previous pod on its node
         /// has its GPUs; with GPUTopology, device-topology-mode link and link-strict go by NVLink
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "SerialBindNode=true")]
@@ -343,6 +352,7 @@ fn main() -> ExitCode {
         }
         Command::Node {
             dialects,
+            resource_names,
             feature_gates: gates,
             device_split: split,
             memory_factor,
@@ -379,6 +389,7 @@ fn main() -> ExitCode {
                 allocations,
                 dialects,
                 gates,
+                names: resource_names.unwrap_or_default(),
                 split,
                 memory_factor,
                 library,
@@ -399,6 +410,7 @@ fn main() -> ExitCode {
         Command::Webhook {
             listen,
             dialects,
+            resource_names,
             scheduler_name: scheduler,
             runtime_class,
             tls_cert,
@@ -416,9 +428,10 @@ fn main() -> ExitCode {
                     Certificates::SelfIssued { namespace, name, kubeconfig }
                 }
             };
+            let names = resource_names.unwrap_or_default();
             let options = webhook::Options {
                 listen,
-                rules: webhook::Rules { dialects, scheduler, runtime_class },
+                rules: webhook::Rules { dialects, scheduler, runtime_class, names },
                 certificates,
                 rotation: webhook::Rotation::default(),
                 linger: webhook::LINGER,
@@ -428,20 +441,22 @@ fn main() -> ExitCode {
         Command::Scheduler {
             listen,
             dialects,
+            resource_names,
             feature_gates: gates,
             lease,
             kubeconfig,
             log: level,
             log_format,
         } => {
-            let options = extender::Options { listen, dialects, gates, kubeconfig, lease };
+            let names = resource_names.unwrap_or_default();
+            let options = extender::Options { listen, dialects, gates, names, kubeconfig, lease };
             serve(level, log_format, || hypervisor::run_extender(&options))
         }
         Command::Why { pod, seen } => {
-            seen.tell(|seen, dialects, gates| seen.why(&pod, dialects, gates), ToString::to_string)
+            seen.tell(|seen, terms| seen.why(&pod, terms), ToString::to_string)
         }
         Command::Simulate { seen } => seen.tell(
-            |seen, dialects, gates| Ok(seen.simulate(dialects, gates, Instant::now())),
+            |seen, terms| Ok(seen.simulate(terms, Instant::now())),
             |all| all.iter().map(|one| format!("{one}\n")).collect(),
         ),
         Command::Probe { target, path } => {
@@ -491,6 +506,9 @@ struct Seen {
         default_value = "vgpu-manager,volcano,hami"
     )]
     dialects: Vec<Dialect>,
+    /// Other names for resources, as pods of this cluster request them
+    #[arg(long, value_name = "NAME=OTHER,...")]
+    resource_names: Option<ResourceNames>,
     /// Feature gates, with VGPU-Manager's names: with GPUTopology, device-topology-mode link and link-strict go by NVLink
     #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
     feature_gates: FeatureGates,
@@ -499,7 +517,7 @@ struct Seen {
 impl Seen {
     fn tell<T>(
         self,
-        told: impl FnOnce(&Snapshot, &[Dialect], &FeatureGates) -> Result<T, ExplainError>,
+        told: impl FnOnce(&Snapshot, &Terms) -> Result<T, ExplainError>,
         text: impl FnOnce(&T) -> String,
     ) -> ExitCode {
         let source = match self.nodes.zip(self.pods) {
@@ -507,10 +525,9 @@ impl Seen {
             None => Source::Cluster(self.kubeconfig),
         };
         let seen = hypervisor::snapshot(&source).map_err(|error| error.to_string());
-        let told = seen.and_then(|seen| {
-            let told = told(&seen, &self.dialects, &self.feature_gates);
-            told.map_err(|error| error.to_string())
-        });
+        let (dialects, gates) = (self.dialects, self.feature_gates);
+        let terms = Terms { dialects, gates, names: self.resource_names.unwrap_or_default() };
+        let told = seen.and_then(|seen| told(&seen, &terms).map_err(|error| error.to_string()));
         let written = told.and_then(|told| {
             let written = io::stdout().write_all(text(&told).as_bytes());
             written.map_err(|error| error.to_string())

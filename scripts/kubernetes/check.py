@@ -121,6 +121,7 @@ def check_schema():
     expect(set(SCHEMA["properties"]) == set(VALUES), "a value is without a schema, or has no default")
     for bad in [
         {"dialects": ["other"]}, {"dialects": []}, {"devices": "all"}, {"deviceSplit": 0}, {"coresScaling": "half"}, {"memoryScaling": 0.5},
+        {"resourceNames": {"nvidia.com/gpu": "gpu"}}, {"resourceNames": {"gpu": "example.com/gpu"}},
         {"unknown": 1}, {"featureGates": {"Reschedule": "yes"}}, {"kubeletDir": "var"}, {"driverDir": "lib"},
         {"image": {"digest": "1234"}}, {"image": {"repository": ""}}, {"scheduler": {"name": ""}},
         {"metrics": {"enabled": True, "tokenSecret": ""}},
@@ -265,6 +266,10 @@ def check_chart(program):
     check_webhook(lambda dialect, minor=34, **webhook: rendered(
         {"dialects": [dialect], "webhook": {"enabled": True, **webhook}}, minor))
     check_policy_of_pods({one: rendered({"dialects": [one]})[("ValidatingAdmissionPolicy", "sluice-pods")] for one in dialects})
+    check_names(rendered({
+        "dialects": ["hami", "vgpu-rs"], "webhook": {"enabled": True},
+        "resourceNames": {"nvidia.com/gpu": "example.com/gpu", "tensor-fusion.ai/index": "example.com/index"},
+    }))
     notes = text_of(program, {}, [f"{DEPLOY}/chart/templates/NOTES.txt"])
     expect("schedulerName: vgpu-scheduler" in notes, f"{notes}")
 
@@ -316,6 +321,23 @@ def check_webhook(rendered):
                 conditions = objects[key]["webhooks"][0]["matchConditions"]
                 found = all(evaluated(one["expression"], known) for one in conditions)
                 expect(found == meant, f"{dialect}: {pod}: the webhook is {'' if found else 'not '}called")
+
+
+def check_names(objects):
+    """Agent, scheduler, extender, webhook and policies go by the cluster's names."""
+    wanted = "--resource-names=nvidia.com/gpu=example.com/gpu,tensor-fusion.ai/index=example.com/index"
+    for key, at in [(AGENT, 1), (SCHEDULER, 1), (("Deployment", "sluice-webhook"), 0)]:
+        expect(wanted in pod_of(objects, key)["containers"][at]["args"], f"{key}: no --resource-names")
+    configured = yaml.safe_load(objects[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
+    managed = [one["name"] for one in configured["extenders"][0]["managedResources"]]
+    expect(managed[:2] == ["example.com/gpu", "nvidia.com/gpucores"] and len(managed) == 5, f"{managed}")
+    conditions = [objects[key]["webhooks"][0]["matchConditions"][0] for key in WEBHOOKS]
+    conditions += objects[("ValidatingAdmissionPolicy", "sluice-pods")]["spec"]["matchConditions"]
+    for name, meant in [("example.com/gpu", True), ("example.com/index", True), ("nvidia.com/gpu", False), ("nvidia.com/gpumem", True)]:
+        asking = {"name": "b", "resources": {"limits": {name: "1"}}}
+        known = {"object": celpy.json_to_cel({"metadata": {}, "spec": {"containers": [asking]}})}
+        for condition in conditions:
+            expect(evaluated(condition["expression"], known) == meant, f"{name}: {condition['name']}")
 
 
 AGENT_USER = "system:serviceaccount:sluice:sluice-node"

@@ -32,6 +32,7 @@ func render(data map[string]any, paths []string) error {
 			}
 			return value
 		},
+		"hasPrefix": func(prefix, text string) bool { return strings.HasPrefix(text, prefix) },
 		"include": func(name string, data any) (string, error) {
 			var out bytes.Buffer
 			err := all.ExecuteTemplate(&out, name, data)
@@ -53,11 +54,14 @@ func render(data map[string]any, paths []string) error {
 			start := "\n" + strings.Repeat(" ", spaces)
 			return start + strings.ReplaceAll(text, "\n", start)
 		},
-		"quote": func(value any) string { return fmt.Sprintf("%q", fmt.Sprint(value)) },
+		"quote":     func(value any) string { return fmt.Sprintf("%q", fmt.Sprint(value)) },
+		"replace":   func(old, new, text string) string { return strings.ReplaceAll(text, old, new) },
+		"splitList": func(separator, text string) []string { return strings.Split(text, separator) },
 		"toJson": func(value any) (string, error) {
 			written, err := json.Marshal(value)
 			return string(written), err
 		},
+		"trim":       strings.TrimSpace,
 		"trimSuffix": func(suffix, text string) string { return strings.TrimSuffix(text, suffix) },
 	})
 	for _, path := range paths {

@@ -9,6 +9,7 @@
 pub mod choice;
 pub mod claims;
 pub mod gates;
+pub mod names;
 pub mod needs;
 pub mod pods;
 pub mod policy;
@@ -20,6 +21,7 @@ pub mod vgpu_rs;
 
 pub use choice::Choice;
 pub use claims::{Claim, PodClaims};
+pub use names::{NamesError, ResourceNames};
 pub use needs::{MemoryNeed, Need, NeedError, Share};
 pub use policy::Policy;
 pub use registers::Registered;

@@ -58,6 +58,7 @@ fn serve(kubeconfig: &str) {
         listen: LISTEN.parse().unwrap(),
         dialects: vec![Dialect::VgpuManager],
         gates: "".parse().unwrap(),
+        names: dialects::ResourceNames::default(),
         kubeconfig: Some(kubeconfig.into()),
         lease: None,
     };

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dialects::Dialect;
 use dialects::pods::{annotation, has_ended, is_allocating, slots};
 use dialects::table::NODE_CONFIG;
 use dialects::topology::NODE_TOPOLOGY;
+use dialects::{Dialect, ResourceNames};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use placement::{Account, Holding, PodRefusal, Refusal, Request};
 
@@ -51,11 +51,18 @@ pub(crate) struct Reading {
     pub(crate) dialects: Arc<[Dialect]>,
     /// Whether links between GPUs have a say.
     pub(crate) links: bool,
+    /// What the cluster calls resources.
+    pub(crate) names: ResourceNames,
 }
 
 impl Reading {
     /// What a pod asks for. `None`: no GPU.
     pub(crate) fn asked(&self, pod: &Pod) -> Result<Option<Arc<Asked>>, PodRefusal> {
+        self.read(&self.names.pod(pod))
+    }
+
+    /// The same of a pod in the originals' names.
+    fn read(&self, pod: &Pod) -> Result<Option<Arc<Asked>>, PodRefusal> {
         let request = Request::of(pod, &self.dialects, self.links)?;
         Ok(request.map(|request| {
             let slots = slots(pod, request.dialect).into_iter().map(ToOwned::to_owned).collect();
@@ -237,6 +244,7 @@ impl Cluster {
 
     pub(crate) fn apply_pod(&mut self, pod: &Pod) {
         let name = name_of(pod);
+        let pod = &*self.reading.names.pod(pod);
         if let Some(told) = &mut self.told_pods {
             told.insert(Arc::clone(&name));
         }
@@ -246,7 +254,7 @@ impl Cluster {
             known.unwrap_or_else(|| node.into())
         });
         let asked = match node {
-            None if !has_ended(pod) => self.reading.asked(pod).ok().flatten(),
+            None if !has_ended(pod) => self.reading.read(pod).ok().flatten(),
             _ => None,
         };
         let holding = node.as_ref().and_then(|_| Holding::of(pod));

@@ -11,7 +11,7 @@ use std::time::Instant;
 use dialects::PodClaims;
 use dialects::gates::{FeatureGates, Gate};
 use dialects::pods::has_ended;
-use dialects::{Dialect, table};
+use dialects::{Dialect, ResourceNames, table};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
@@ -103,6 +103,17 @@ fn read<T: DeserializeOwned>(file: &Path) -> Result<Vec<T>, ExplainError> {
     Ok(list.items)
 }
 
+/// How what pods request is understood.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Whose names pods may use.
+    pub dialects: Vec<Dialect>,
+    /// With `GPUTopology`, links between GPUs have a say.
+    pub gates: FeatureGates,
+    /// What the cluster calls resources.
+    pub names: ResourceNames,
+}
+
 impl Snapshot {
     /// Reads it.
     ///
@@ -123,9 +134,11 @@ impl Snapshot {
         }
     }
 
-    fn cluster(&self, dialects: &[Dialect], gates: &FeatureGates) -> Cluster {
+    fn cluster(&self, terms: &Terms) -> Cluster {
+        let Terms { dialects, gates, names } = terms;
         let links = gates.is_open(Gate::GpuTopology);
-        let mut cluster = Cluster::new(Reading { dialects: dialects.into(), links });
+        let reading = Reading { dialects: dialects.clone().into(), links, names: names.clone() };
+        let mut cluster = Cluster::new(reading);
         self.nodes.iter().for_each(|node| cluster.apply_node(node));
         self.pods.iter().for_each(|pod| cluster.apply_pod(pod));
         cluster
@@ -142,12 +155,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`ExplainError`]
-    pub fn why(
-        &self,
-        pod: &str,
-        dialects: &[Dialect],
-        gates: &FeatureGates,
-    ) -> Result<Why, ExplainError> {
+    pub fn why(&self, pod: &str, terms: &Terms) -> Result<Why, ExplainError> {
         let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
         let own = pod_name(namespace, name);
         let found = self.pods.iter().find(|pod| name_of(pod) == own);
@@ -155,10 +163,10 @@ impl Snapshot {
         if let Some(node) = found.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
             return Err(ExplainError::Bound { pod: own.to_string(), node });
         }
-        let cluster = self.cluster(dialects, gates);
+        let cluster = self.cluster(terms);
         let wrong = |source| ExplainError::Pod { pod: own.to_string(), source };
         let asked = cluster.reading.asked(found).map_err(wrong)?.ok_or_else(|| {
-            let known: Vec<&str> = dialects.iter().map(|dialect| dialect.name()).collect();
+            let known: Vec<&str> = terms.dialects.iter().map(|dialect| dialect.name()).collect();
             ExplainError::NoGpu { pod: own.to_string(), dialects: known.join(", ") }
         })?;
         let mut why = Why { pod: own, nodes: BTreeMap::new(), unregistered: 0, nearest: None };
@@ -188,13 +196,8 @@ impl Snapshot {
     /// Where the pods without a node would be placed, one after the other, in kube-scheduler's order: the highest priority
     /// first, then the oldest. Of equal nodes, the first by name.
     #[must_use]
-    pub fn simulate(
-        &self,
-        dialects: &[Dialect],
-        gates: &FeatureGates,
-        now: Instant,
-    ) -> Vec<Simulated> {
-        let mut cluster = self.cluster(dialects, gates);
+    pub fn simulate(&self, terms: &Terms, now: Instant) -> Vec<Simulated> {
+        let mut cluster = self.cluster(terms);
         let nodes = self.nodes();
         let spec = |pod: &&Pod| pod.spec.clone().unwrap_or_default();
         let waits = |pod: &&Pod| spec(pod).node_name.is_none() && !has_ended(pod);
@@ -384,10 +387,9 @@ mod tests {
         runtime.block_on(Snapshot::of(&files)).unwrap()
     }
 
-    const DIALECTS: [Dialect; 1] = [Dialect::VgpuManager];
-
-    fn gates() -> FeatureGates {
-        "".parse().unwrap()
+    fn terms() -> Terms {
+        let (dialects, gates) = (vec![Dialect::VgpuManager], "".parse().unwrap());
+        Terms { dialects, gates, names: ResourceNames::default() }
     }
 
     #[test]
@@ -398,7 +400,7 @@ mod tests {
             "main[0_GPU-00552014-5c87-89ac-b1a6-000000000000_70_1000]"});
         let nodes = [node("b", 1), node("cpu", 0)];
         let seen = snapshot(&nodes, &[held.clone(), pod("asks", 40, 0), pod("small", 30, 0)]);
-        let why = |pod: &str| seen.why(pod, &DIALECTS, &gates()).map(|why| why.to_string());
+        let why = |pod: &str| seen.why(pod, &terms()).map(|why| why.to_string());
         assert_eq!(
             why("asks").unwrap(),
             "pod default/asks: room on 0 of 1 nodes with GPUs\n\
@@ -418,7 +420,7 @@ mod tests {
     fn pods_are_placed_in_turn_and_the_highest_priority_first() {
         let pods = [pod("late", 60, 0), pod("first", 60, 9), pod("second", 60, 5)];
         let seen = snapshot(&[node("b", 1), node("a", 1)], &pods);
-        let all = seen.simulate(&DIALECTS, &gates(), Instant::now());
+        let all = seen.simulate(&terms(), Instant::now());
         let said: Vec<String> = all.iter().map(ToString::to_string).collect();
         assert_eq!(
             said,

@@ -22,8 +22,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dialects::Dialect;
 use dialects::gates::{FeatureGates, Gate};
+use dialects::{Dialect, ResourceNames};
 use http_bidir_comm::server::{AnswerKept, ApiError, BoundedTcpListener, read_json};
 use poem::http::StatusCode;
 use poem::web::Data;
@@ -33,7 +33,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::binder::Binder;
 use self::cluster::Reading;
-pub use self::explain::{ExplainError, Placed, Simulated, Snapshot, Source, Why};
+pub use self::explain::{ExplainError, Placed, Simulated, Snapshot, Source, Terms, Why};
 use self::lease::Leadership;
 pub use self::lease::{LeaseName, LeaseNameError};
 use self::shared::Shared;
@@ -64,6 +64,8 @@ pub struct Options {
     pub dialects: Vec<Dialect>,
     /// What is switched on.
     pub gates: FeatureGates,
+    /// What the cluster calls resources.
+    pub names: ResourceNames,
     /// The file that says how the API server is found. `None`: as every pod is told.
     pub kubeconfig: Option<PathBuf>,
     /// Which Lease says which of several extenders binds pods. `None`: there is one.
@@ -139,7 +141,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     let listener = BoundedTcpListener::bind(address, CONNECTIONS).map_err(listen)?;
     tracing::info!(address = %listener.local_addr().map_err(listen)?, "listens");
     let links = options.gates.is_open(Gate::GpuTopology);
-    let (cluster, woken) = Shared::new(Reading { dialects, links });
+    let (cluster, woken) = Shared::new(Reading { dialects, links, names: options.names.clone() });
     let leadership = options
         .lease
         .clone()

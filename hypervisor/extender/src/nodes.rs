@@ -29,7 +29,8 @@ impl Cluster {
             Ok(None) => return BTreeMap::new(),
             Ok(Some(asked)) => asked,
             Err(why) => {
-                return names.iter().map(|name| ((*name).to_owned(), why.to_string())).collect();
+                let why = self.reading.names.in_words(why.to_string());
+                return names.iter().map(|name| ((*name).to_owned(), why.clone())).collect();
             }
         };
         let own = name_of(pod);

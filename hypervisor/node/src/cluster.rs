@@ -11,7 +11,7 @@ use api_server::{
     CallError, ConnectError, answered, insisted, is_conflict, on_node, segment, watched,
 };
 use dialects::pods::{self, has_ended};
-use dialects::{Dialect, PodClaims};
+use dialects::{Dialect, PodClaims, ResourceNames};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -44,6 +44,15 @@ pub struct ClusterOptions {
     pub kubeconfig: Option<PathBuf>,
 }
 
+/// How the words of the cluster's pods are meant.
+pub(crate) struct Meaning {
+    pub(crate) dialects: Arc<[Dialect]>,
+    /// What the cluster calls resources.
+    pub(crate) names: ResourceNames,
+    /// The node's memory factor.
+    pub(crate) factor: NonZeroU32,
+}
+
 /// This node's part of it.
 #[derive(Clone)]
 pub(crate) struct Cluster {
@@ -57,6 +66,7 @@ pub(crate) struct Cluster {
     policy: Arc<Mutex<Policy>>,
     cordoned: watch::Sender<BTreeSet<GpuId>>,
     factor: NonZeroU32,
+    names: Arc<ResourceNames>,
     outcomes: Arc<Mutex<Outcomes>>,
 }
 
@@ -73,12 +83,12 @@ impl Cluster {
     /// Begins to watch this node's pods; the future has to run for that.
     pub(crate) async fn of(
         options: &ClusterOptions,
-        dialects: Arc<[Dialect]>,
+        meaning: Meaning,
         reschedule: bool,
-        factor: NonZeroU32,
         cordoned: watch::Sender<BTreeSet<GpuId>>,
     ) -> Result<(Self, Keep), ConnectError> {
         let client = api_server::client(options.kubeconfig.as_deref()).await?;
+        let Meaning { dialects, names, factor } = meaning;
         let (pods, mut writer) = store();
         let node: Arc<str> = options.node.as_str().into();
         let cluster = Self {
@@ -91,6 +101,7 @@ impl Cluster {
             policy: Arc::default(),
             cordoned,
             factor,
+            names: names.into(),
             outcomes: Arc::default(),
         };
         let own = watcher::Config::default().fields(&on_node(&options.node));
@@ -108,7 +119,16 @@ impl Cluster {
         dialects: &[Dialect],
         mut apply: impl FnMut(&watcher::Event<Pod>),
     ) -> Infallible {
-        let mut events = std::pin::pin!(events);
+        // Stored, and looked at, in the originals' names.
+        let names = Arc::clone(&self.names);
+        let read = |event| match event {
+            watcher::Event::Apply(pod) => watcher::Event::Apply(names.pod(&pod).into_owned()),
+            watcher::Event::InitApply(pod) => {
+                watcher::Event::InitApply(names.pod(&pod).into_owned())
+            }
+            other => other,
+        };
+        let mut events = std::pin::pin!(events.map(read));
         while let Some(event) = events.next().await {
             apply(&event);
             self.heard.send_replace(());
@@ -164,7 +184,8 @@ impl Cluster {
     /// The pod of this name, as it is now: one that was heard of may have gone, and another one has its name.
     pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, CallError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&holder.namespace));
-        Ok(answered(ANSWERS_WITHIN, pods.get_opt(&segment(&holder.pod))).await?.map(Arc::new))
+        let found = answered(ANSWERS_WITHIN, pods.get_opt(&segment(&holder.pod))).await?;
+        Ok(found.map(|pod| Arc::new(self.names.pod(&pod).into_owned())))
     }
 
     /// This node's pods, as far as they have been heard of.
@@ -182,7 +203,8 @@ impl Cluster {
         let pods: Api<Pod> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&on_node(&self.node));
         let listed = answered(LISTS_WITHIN, pods.list(&own)).await?;
-        Ok(listed.items.into_iter().map(Arc::new).collect())
+        let read = |pod: &Pod| Arc::new(self.names.pod(pod).into_owned());
+        Ok(listed.items.iter().map(read).collect())
     }
 
     /// A container has its GPUs. Once all of the pod's have (`is_all`), tells its scheduler what they have.
@@ -263,7 +285,8 @@ impl Cluster {
     /// A container does not start: tells people, and its scheduler.
     pub(crate) fn refused(&self, pod: &Arc<Pod>, container: &str, reason: &str) {
         let Some(number) = self.outcomes().refused(uid(pod), container, reason) else { return };
-        let (cluster, pod, reason) = (self.clone(), Arc::clone(pod), reason.to_owned());
+        let reason = self.names.in_words(reason.to_owned());
+        let (cluster, pod) = (self.clone(), Arc::clone(pod));
         tokio::spawn(async move {
             cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
             cluster.write_outcome(&pod, number).await;

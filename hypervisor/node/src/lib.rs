@@ -68,7 +68,7 @@ pub use permissions::{PERMISSIONS, Permission};
 pub use preflight::check;
 
 use self::allocations::Allocations;
-use self::cluster::Cluster;
+use self::cluster::{Cluster, Meaning};
 use self::device_files::DeviceFiles;
 use self::hidden::Hidden;
 use self::image_preloads::HookFile;
@@ -198,9 +198,9 @@ pub async fn serve(
         None => None,
         Some(cluster) => {
             let reschedule = options.gates.is_open(Gate::Reschedule);
-            let (own, factor) = (Arc::clone(&dialects), options.memory_factor);
-            let cordon = cordon.clone();
-            let (cluster, keep) = Cluster::of(cluster, own, reschedule, factor, cordon).await?;
+            let (own, names) = (Arc::clone(&dialects), options.names.clone());
+            let meaning = Meaning { dialects: own, names, factor: options.memory_factor };
+            let (cluster, keep) = Cluster::of(cluster, meaning, reschedule, cordon.clone()).await?;
             tasks.spawn(async { match keep.await {} });
             let (own, form) = (Arc::clone(&dialects), options.hami);
             let registers = registers::keep(cluster.clone(), pool.clone(), own, form);
@@ -221,7 +221,7 @@ pub async fn serve(
     let (hide, hidden) = watch::channel(Arc::default());
     tasks.spawn(keep_hidden(Arc::clone(&allocations), pool.clone(), resources.clone(), hide));
     let resolver = Resolver {
-        kubelet: PodResourcesApi::of(&options.kubelet),
+        kubelet: PodResourcesApi::of(&options.kubelet, options.names.clone()),
         allocations: Arc::clone(&allocations),
         pool: pool.clone(),
         resources: resources.clone().into(),
@@ -234,6 +234,7 @@ pub async fn serve(
     tasks.spawn(async { match libraries::keep(own, now).await {} });
     for resource in resources.clone() {
         let offer = Offer {
+            name: options.names.written(resource.name).to_owned(),
             resource,
             pool: pool.clone(),
             allocations: Arc::clone(&allocations),

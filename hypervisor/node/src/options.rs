@@ -9,7 +9,7 @@ use dialects::gates::FeatureGates;
 use dialects::registers::HamiForm;
 use dialects::table::offered;
 use dialects::vgpu_rs::{GpuInfo, GpuInfoError};
-use dialects::{Dialect, Resource};
+use dialects::{Dialect, Resource, ResourceNames};
 
 use crate::cluster::ClusterOptions;
 use crate::image_preloads::ImagePreloads;
@@ -77,6 +77,8 @@ pub struct Options {
     pub dialects: Vec<Dialect>,
     /// What is switched on.
     pub gates: FeatureGates,
+    /// What the cluster calls resources.
+    pub names: ResourceNames,
     /// How many containers may have a part of one GPU.
     pub split: NonZeroU32,
     /// How many MiB one unit of memory is.

@@ -59,6 +59,8 @@ const ALLOCATION: &str = "SLUICE_ALLOCATION";
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) resource: Resource,
+    /// What kubelets call it.
+    pub(crate) name: String,
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) files: DeviceFiles,

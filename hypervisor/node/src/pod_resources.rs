@@ -8,6 +8,8 @@ use std::time::Duration;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint as Peer};
 
+use dialects::ResourceNames;
+
 use crate::chain::chain;
 use crate::proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use crate::proto::pod_resources::{
@@ -42,18 +44,30 @@ pub(crate) enum PodResourcesError {
 #[derive(Clone, Debug)]
 pub(crate) struct PodResourcesApi {
     socket: PathBuf,
+    names: ResourceNames,
 }
 
 impl PodResourcesApi {
-    /// That of the kubelet with this folder.
-    pub(crate) fn of(kubelet: &Path) -> Self {
-        Self { socket: kubelet.join(SOCKET) }
+    /// That of the kubelet with this folder. `names`: what it calls resources.
+    pub(crate) fn of(kubelet: &Path, names: ResourceNames) -> Self {
+        Self { socket: kubelet.join(SOCKET), names }
+    }
+
+    /// In the originals' names, without what is somebody else's.
+    fn read(&self, devices: &mut Vec<ContainerDevices>) {
+        devices.retain_mut(|one| {
+            let own = self.names.read(&one.resource_name).map(ToOwned::to_owned);
+            own.map(|own| one.resource_name = own).is_some()
+        });
     }
 
     /// All pods, with what their containers have.
     pub(crate) async fn list(&self) -> Result<Vec<PodResources>, PodResourcesError> {
         let answer = self.ask(async |mut kubelet| kubelet.list(ListPodResourcesRequest {}).await);
-        Ok(answer.await?.pod_resources)
+        let mut pods = answer.await?.pod_resources;
+        let containers = pods.iter_mut().flat_map(|pod| &mut pod.containers);
+        containers.for_each(|container| self.read(&mut container.devices));
+        Ok(pods)
     }
 
     /// What the kubelet may give out.
@@ -61,7 +75,9 @@ impl PodResourcesApi {
         let answer = self.ask(async |mut kubelet| {
             kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await
         });
-        Ok(answer.await?.devices)
+        let mut devices = answer.await?.devices;
+        self.read(&mut devices);
+        Ok(devices)
     }
 
     async fn ask<T, A>(
@@ -145,7 +161,7 @@ mod tests {
         let listener = UnixListener::bind(folder.path().join(SOCKET)).unwrap();
         let server = Server::builder().add_service(PodResourcesListerServer::new(kubelet));
         let serves = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-        let api = PodResourcesApi::of(folder.path());
+        let api = PodResourcesApi::of(folder.path(), ResourceNames::default());
         let pods = api.list().await.map(|pods| pods.len());
         let allocatable = api.allocatable().await.map(|parts| parts[0].device_ids.len());
         serves.abort();
@@ -166,7 +182,11 @@ mod tests {
         let (pods, _) = answers(Kubelet(Err(Code::Internal))).await;
         assert_eq!(pods, Err(PodResourcesError::Refused("as the test says".to_owned())));
         let folder = tempfile::tempdir().unwrap();
-        let nobody = PodResourcesApi::of(folder.path()).list().await.unwrap_err().to_string();
+        let nobody = PodResourcesApi::of(folder.path(), ResourceNames::default())
+            .list()
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(nobody.contains(SOCKET) && nobody.contains("No such file"), "{nobody}");
     }
 }

@@ -195,7 +195,7 @@ impl Endpoint {
         let request = RegisterRequest {
             version: VERSION.to_owned(),
             endpoint: self.offer.resource.socket(),
-            resource_name: self.offer.resource.name.to_owned(),
+            resource_name: self.offer.name.clone(),
             options: Some(self.offer.options()),
         };
         let call = async {

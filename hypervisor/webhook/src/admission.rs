@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dialects::pods::{self, annotation};
 use dialects::quantity::whole;
 use dialects::table::{COMPUTE_POLICY, WORDS, Word};
-use dialects::{CORES, Dialect, NeedError};
+use dialects::{CORES, Dialect, NeedError, ResourceNames};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use limits::Policy;
@@ -28,6 +28,8 @@ pub struct Rules {
     pub scheduler: Option<String>,
     /// The runtime class of pods that name none. `None`: the container runtime's default.
     pub runtime_class: Option<String>,
+    /// What the cluster calls resources.
+    pub names: ResourceNames,
 }
 
 /// A step of a JSON patch (RFC 6902).
@@ -102,6 +104,7 @@ pub enum Refusal {
 /// The patch that completes a pod. A completed pod needs none.
 #[must_use]
 pub fn defaults(pod: &Pod, rules: &Rules) -> Vec<Operation> {
+    let pod = &*rules.names.pod(pod);
     let Some(spec) = pod.spec.as_ref().filter(|_| !is_mirror(pod)) else { return Vec::new() };
     let mut patch = Vec::new();
     let scheduled = is_scheduled_here(spec, rules);
@@ -134,6 +137,7 @@ pub fn defaults(pod: &Pod, rules: &Rules) -> Vec<Operation> {
 /// # Errors
 /// [`Refusal`]
 pub fn check(pod: &Pod, rules: &Rules) -> Result<(), Refusal> {
+    let pod = &*rules.names.pod(pod);
     let Some(spec) = pod.spec.as_ref().filter(|_| !is_mirror(pod)) else { return Ok(()) };
     let mut found: Option<Dialect> = None;
     for container in pods::containers(pod) {
@@ -222,7 +226,7 @@ fn complete_container(
         // The API server has already copied limits to requests, and demands that both are equal.
         let requested = resources.requests.as_ref().is_some_and(|all| all.contains_key(name));
         for list in ["limits", "requests"].into_iter().take(if requested { 2 } else { 1 }) {
-            let path = format!("{path}/resources/{list}/{}", escaped(name));
+            let path = format!("{path}/resources/{list}/{}", escaped(rules.names.written(name)));
             patch.push(set(path, json!(value.to_string())));
         }
     };

@@ -33,7 +33,8 @@ fn each_rule_gives_its_patch_once_or_says_what_is_accepted() {
     for golden in goldens {
         let (rule, scheduler) = (golden.rule, golden.scheduler);
         let dialects = golden.dialects.iter().map(|name| name.parse().unwrap()).collect();
-        let rules = Rules { dialects, scheduler, runtime_class: golden.runtime_class };
+        let (runtime_class, names) = (golden.runtime_class, ResourceNames::default());
+        let rules = Rules { dialects, scheduler, runtime_class, names };
         let patch = json!(defaults(&pod(&golden.pod), &rules));
         assert_eq!(patch, golden.patch, "{rule}");
         let complete = pod(&patched(&golden.pod, &patch));
@@ -43,6 +44,22 @@ fn each_rule_gives_its_patch_once_or_says_what_is_accepted() {
     }
 }
 
+#[test]
+fn pods_are_completed_and_checked_by_the_clusters_names() {
+    let names = "nvidia.com/vgpu-number=example.com/gpu".parse().unwrap();
+    let rules = Rules { dialects: vec![Dialect::VgpuManager], names, ..Rules::default() };
+    let with = |limits: Value| {
+        pod(&json!({"spec": {"containers": [{"name": "m", "resources": {"limits": limits}}]}}))
+    };
+    let path = "/spec/containers/0/resources/limits/example.com~1gpu";
+    let patch = json!(defaults(&with(json!({"nvidia.com/vgpu-cores": "30"})), &rules));
+    assert_eq!(patch, json!([{"op": "add", "path": path, "value": "1"}]));
+    let too_many = with(json!({"example.com/gpu": "1", "nvidia.com/vgpu-cores": "300"}));
+    assert!(check(&too_many, &rules).is_err());
+    // Somebody else's by now.
+    assert_eq!(check(&with(json!({"nvidia.com/vgpu-number": "x"})), &rules), Ok(()));
+}
+
 /// What reaches the second webhook past the first one.
 #[test]
 fn a_node_that_is_still_named_is_refused() {
@@ -50,6 +67,7 @@ fn a_node_that_is_still_named_is_refused() {
         dialects: vec![Dialect::VgpuManager],
         scheduler: Some("vgpu-scheduler".into()),
         runtime_class: None,
+        names: ResourceNames::default(),
     };
     let limits = json!({"nvidia.com/vgpu-number": "1"});
     let named = json!({"spec": {"nodeName": "a", "containers": [{"name": "m", "resources": {"limits": limits}}]}});
@@ -64,13 +82,14 @@ fn a_node_that_is_still_named_is_refused() {
 fn the_charts_match_conditions_name_each_resource() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../../deploy/kubernetes/chart/templates/webhook.yaml"
+        "/../../deploy/kubernetes/chart/templates/_helpers.tpl"
     );
     let text = std::fs::read_to_string(path).unwrap();
+    let said: Vec<&str> = text.split([' ', '"', '\n']).collect();
     let words = WORDS.iter().filter(|(_, word, _)| !word.is_annotation());
     let names = words.map(|(.., name)| *name).chain(RESOURCES.iter().map(|row| row.name));
     for name in names.filter(|name| !name.starts_with("tensor-fusion.ai/index")) {
-        assert!(text.contains(&format!("'{name}'")), "{name}");
+        assert!(said.contains(&name), "{name}");
     }
     assert!(text.contains("name.startsWith('tensor-fusion.ai/index')"));
 }
@@ -111,6 +130,7 @@ proptest! {
             dialects: Dialect::ALL.to_vec(),
             scheduler: known.then(|| "vgpu-scheduler".to_owned()),
             runtime_class: Some("nvidia".into()),
+            names: ResourceNames::default(),
         };
         let patch = json!(defaults(&pod(&before), &rules));
         let after = pod(&patched(&before, &patch));

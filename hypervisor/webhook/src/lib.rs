@@ -283,14 +283,16 @@ async fn mutate(Call(review, place): Call, webhook: Data<&Webhook>) -> poem::Res
 #[handler]
 async fn validate(Call(review, place): Call, webhook: Data<&Webhook>) -> Answered {
     let request = review.request;
-    let checked = admission::check(&request.object, &webhook.rules);
-    if let Err(refusal) = &checked {
+    let rules = &webhook.rules;
+    let checked = admission::check(&request.object, rules);
+    let checked = checked.map_err(|refusal| rules.names.in_words(refusal.to_string()));
+    if let Err(reason) = &checked {
         let metadata = &request.object.metadata;
         let name = metadata.name.as_ref().or(metadata.generate_name.as_ref());
-        let (namespace, reason) = (&request.namespace, refusal.to_string());
+        let namespace = &request.namespace;
         tracing::info!(namespace, name, reason, "a pod is refused");
     }
-    AnswerKept(Reviewed::checked(request.uid, checked.as_ref().copied()), place)
+    AnswerKept(Reviewed::checked(request.uid, checked), place)
 }
 
 /// A reused connection would stay with one replica and one certificate, and could be closed just as it is reused.

@@ -4,7 +4,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
-use crate::admission::{Operation, Refusal};
+use crate::admission::Operation;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Review {
@@ -62,9 +62,8 @@ impl Reviewed {
     }
 
     /// Allows or refuses the pod.
-    pub(crate) fn checked(uid: String, checked: Result<(), &Refusal>) -> Self {
-        let message = checked.err().map(ToString::to_string);
-        let status = message.map(|message| Status { code: 422, reason: "Invalid", message });
+    pub(crate) fn checked(uid: String, checked: Result<(), String>) -> Self {
+        let status = checked.err().map(|message| Status { code: 422, reason: "Invalid", message });
         let allowed = status.is_none();
         Self::new(Response { uid, allowed, status, patch_type: None, patch: None })
     }

@@ -65,17 +65,50 @@ capabilities:
       fieldPath: spec.nodeName
 {{- end }}
 
-{{- /* A regular expression for what pods request. */ -}}
+{{- /* What pods of a dialect may request, by the cluster's names, the number of GPUs first: of a list of $ and dialect. */ -}}
 {{- define "sluice.resources" -}}
-^(
-{{- range $index, $dialect := .Values.dialects }}
-{{- if $index }}|{{ end }}
-{{- if eq $dialect "vgpu-manager" }}nvidia[.]com/vgpu-.*
-{{- else if eq $dialect "volcano" }}volcano[.]sh/vgpu-.*
-{{- else if eq $dialect "hami" }}nvidia[.]com/gpu
-{{- else }}tensor-fusion[.]ai/index(_[0-9a-f])?
+{{- $root := index . 0 }}
+{{- $dialect := index . 1 }}
+{{- $own := "" }}
+{{- if eq $dialect "vgpu-manager" }}
+{{- $own = "nvidia.com/vgpu-number nvidia.com/vgpu-cores nvidia.com/vgpu-memory" }}
+{{- else if eq $dialect "volcano" }}
+{{- $own = "volcano.sh/vgpu-number volcano.sh/vgpu-cores volcano.sh/vgpu-memory volcano.sh/vgpu-memory-percentage" }}
+{{- else if eq $dialect "hami" }}
+{{- $own = "nvidia.com/gpu nvidia.com/gpucores nvidia.com/gpumem nvidia.com/gpumem-percentage nvidia.com/priority" }}
 {{- end }}
-{{- end }})$
+{{- $names := list }}
+{{- range splitList " " $own }}
+{{- $names = append $names (index $root.Values.resourceNames . | default .) }}
+{{- end }}
+{{- join " " $names }}
+{{- end }}
+
+{{- /* Whether "container" of a CEL expression requests a part of a GPU. */ -}}
+{{- define "sluice.requestsGpus" -}}
+{{- $is := list }}
+{{- range .Values.dialects }}
+{{- if eq . "vgpu-rs" }}
+{{- $is = append $is "name.startsWith('tensor-fusion.ai/index')" }}
+{{- range $own, $other := $.Values.resourceNames }}
+{{- if hasPrefix "tensor-fusion.ai/" $own }}
+{{- $is = append $is (printf "name == '%s'" $other) }}
+{{- end }}
+{{- end }}
+{{- else }}
+{{- $is = append $is (printf "name in ['%s']" (include "sluice.resources" (list $ .) | replace " " "', '")) }}
+{{- end }}
+{{- end -}}
+has(container.resources) && has(container.resources.limits)
+&& container.resources.limits.exists(name, {{ join " || " $is }})
+{{- end }}
+
+{{- define "sluice.resourceNames" -}}
+{{- $pairs := list }}
+{{- range $own, $other := .Values.resourceNames }}
+{{- $pairs = append $pairs (printf "%s=%s" $own $other) }}
+{{- end }}
+{{- join "," $pairs }}
 {{- end }}
 
 {{- /* The gates of the extender, which binds a node's pods one after the other unless told otherwise. */ -}}

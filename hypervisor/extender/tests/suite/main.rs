@@ -43,6 +43,7 @@ impl Running {
             listen: address,
             dialects: vec![Dialect::VgpuManager],
             gates: "".parse().unwrap(),
+            names: dialects::ResourceNames::default(),
             kubeconfig: Some(kubeconfig),
             lease: lease.map(|name| name.parse().unwrap()),
         };

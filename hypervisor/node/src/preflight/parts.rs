@@ -32,7 +32,8 @@ pub(super) fn options(options: &Options) -> Checked {
     let resources = options.resources().map_err(|error| Wrong::broken(error.to_string(), mend))?;
     options.gpu_info().map_err(|error| Wrong::broken(error.to_string(), mend))?;
     options.plugin_folder().map_err(|error| Wrong::broken(error.to_string(), NO_KUBELET))?;
-    Ok(resources.iter().map(|resource| resource.name).collect::<Vec<_>>().join(", "))
+    let names = resources.iter().map(|resource| options.names.written(resource.name));
+    Ok(names.collect::<Vec<_>>().join(", "))
 }
 
 fn kubelet_socket(options: &Options) -> PathBuf {
@@ -78,7 +79,7 @@ pub(super) fn other_plugins(options: &Options, on: &Handle) -> Checked {
 }
 
 pub(super) fn pod_resources(options: &Options, on: &Handle) -> Checked {
-    let pods = on.block_on(PodResourcesApi::of(&options.kubelet).list());
+    let pods = on.block_on(PodResourcesApi::of(&options.kubelet, options.names.clone()).list());
     let mend = "a kubelet from 1.20 on, with its feature gate KubeletPodResources (on if nothing is said), and in a pod \
                 its folder pod-resources mounted";
     let pods = pods.map_err(|error| Wrong::broken(error.to_string(), mend))?;

@@ -22,6 +22,7 @@ mod image_preloads;
 mod init_containers;
 mod killed;
 mod kubelets_side;
+mod names;
 mod outages;
 mod people;
 mod permissions;

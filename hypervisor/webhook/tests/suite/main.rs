@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dialects::Dialect;
+use dialects::{Dialect, ResourceNames};
 use k8s_openapi::ByteString;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::CertificateDer;
@@ -55,6 +55,7 @@ impl Running {
                 dialects: vec![Dialect::VgpuManager],
                 scheduler: Some("vgpu-scheduler".into()),
                 runtime_class: None,
+                names: ResourceNames::default(),
             },
             certificates,
             rotation: ROTATION,

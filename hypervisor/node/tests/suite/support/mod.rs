@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use dialects::Dialect;
+use dialects::{Dialect, ResourceNames};
 use limits::GpuId;
 use node::{DeviceList, NodeError, Options};
 use observer::{AllReadings, Blind, DeviceReading, Hardware, Link, Memory, Seen, Source, Unread};
@@ -92,6 +92,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         allocations: folder.join("allocations"),
         dialects: vec![Dialect::VgpuManager],
         gates: "".parse().unwrap(),
+        names: ResourceNames::default(),
         split: 10.try_into().unwrap(),
         memory_factor: 1024.try_into().unwrap(),
         library: folder.join("library"),
