@@ -51,6 +51,7 @@ enum Kind {
     Pod,
     Node,
     Lease,
+    Quota,
 }
 
 /// What became of an object.
@@ -70,6 +71,7 @@ struct State {
     pods: Named,
     nodes: Named,
     leases: Named,
+    quotas: Named,
     others: Others,
     written: Vec<Written>,
     lists: usize,
@@ -147,6 +149,7 @@ impl State {
             Kind::Pod => &mut self.pods,
             Kind::Node => &mut self.nodes,
             Kind::Lease => &mut self.leases,
+            Kind::Quota => &mut self.quotas,
         }
     }
 
@@ -298,6 +301,12 @@ impl Objects {
         self.tell();
     }
 
+    /// A ResourceQuota has changed, and those who watch are told.
+    pub fn change_quota(&self, quota: Value) {
+        self.state().change(Kind::Quota, quota);
+        self.tell();
+    }
+
     /// A node is there.
     pub fn put_node(&self, node: Value) {
         self.state().put(Kind::Node, node);
@@ -372,7 +381,11 @@ impl Objects {
     }
 
     fn watch(&self, path: String, query: &str) -> impl Stream<Item = io::Result<Vec<u8>>> + use<> {
-        let kind = if path.ends_with("/nodes") { Kind::Node } else { Kind::Pod };
+        let kind = match path.rsplit('/').next() {
+            Some("nodes") => Kind::Node,
+            Some("resourcequotas") => Kind::Quota,
+            _ => Kind::Pod,
+        };
         let node = node_of(query).map(ToOwned::to_owned);
         let seen = parameter(query, "resourceVersion").and_then(|text| text.parse().ok());
         let seen: u64 = seen.unwrap_or_else(|| self.state().version);
@@ -415,6 +428,9 @@ impl Objects {
                 state.lists += 1;
                 let node = node_of(query);
                 list("PodList", state.pods.values().filter(|pod| is_on(pod, node)).collect())
+            }
+            ("/api/v1", "resourcequotas") => {
+                list("ResourceQuotaList", state.quotas.values().collect())
             }
             ("/api/v1", "nodes") => list("NodeList", state.nodes.values().collect()),
             ("/api/v1/nodes", _) => named(&state.nodes),

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Asked, Cluster, PodName, pod_name};
 use crate::lease::{Leadership, LeaseError};
+use crate::quota::QuotaRefusal;
 use crate::shared::Shared;
 use crate::wire::BindArguments;
 
@@ -29,7 +30,7 @@ const TURN_WITHIN: Duration = Duration::from_secs(15);
 /// Why a pod is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
-    #[error("it has not heard of all nodes and pods yet")]
+    #[error("it has not heard of all nodes, pods and quotas yet")]
     NotReady,
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -45,6 +46,8 @@ pub(crate) enum BindError {
     Unknown(String),
     #[error(transparent)]
     Pod(#[from] PodRefusal),
+    #[error(transparent)]
+    Quota(#[from] QuotaRefusal),
     #[error("node {node}: the pod {pod} is still being given its GPUs there")]
     Busy { node: String, pod: PodName },
 }
@@ -254,6 +257,7 @@ fn assume(
     let factor = account.factor();
     let claims = account.place(request).map_err(refused)?;
     let holding = Holding::claimed(request, &claims, factor);
+    cluster.within_quota(name, request.dialect, holding.usage(request.dialect, factor))?;
     let (pod, place) = ((&*wanted.pod_uid, asked), (&*wanted.node, holding));
     cluster.assume(name, pod, place, Instant::now());
     let slots: Vec<&str> = asked.slots.iter().map(String::as_str).collect();

@@ -3,6 +3,7 @@
 //! Each node's account follows its pods, one pod at a time. A pod that is being bound counts where it is being bound until
 //! the watch shows it.
 
+use core::num::NonZeroU32;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use dialects::table::NODE_CONFIG;
 use dialects::topology::NODE_TOPOLOGY;
 use dialects::{Dialect, ResourceNames};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use placement::{Account, Holding, PodRefusal, Refusal, Request};
+use placement::{Account, Holding, PodRefusal, Refusal, Request, Usage};
 
+use crate::quota::{QuotaRefusal, Quotas};
 use crate::waiting::Waiting;
 
 /// How long a binding counts that the watch does not show.
@@ -140,11 +142,13 @@ pub(crate) struct Cluster {
     /// The pods that count on a node.
     on: HashMap<Arc<str>, BTreeSet<PodName>>,
     pub(crate) waiting: Waiting,
+    pub(crate) quotas: Quotas,
     /// While objects are told anew: those that were told.
     told_nodes: Option<HashSet<Arc<str>>>,
     told_pods: Option<HashSet<PodName>>,
     has_nodes: bool,
     has_pods: bool,
+    has_quotas: bool,
     /// How often everything was to be told anew.
     generation: u64,
 }
@@ -158,17 +162,50 @@ impl Cluster {
             pods: HashMap::new(),
             on: HashMap::new(),
             waiting: Waiting::default(),
+            quotas: Quotas::default(),
             told_nodes: None,
             told_pods: None,
             has_nodes: false,
             has_pods: false,
+            has_quotas: false,
             generation: 0,
         }
     }
 
-    /// Whether it has heard of all nodes and pods once.
+    /// Whether it has heard of all nodes, pods and quotas once.
     pub(crate) fn is_ready(&self) -> bool {
-        self.has_nodes && self.has_pods
+        self.has_nodes && self.has_pods && self.has_quotas
+    }
+
+    pub(crate) fn all_quotas_are_told(&mut self) {
+        self.quotas.all_are_told();
+        self.has_quotas = true;
+    }
+
+    /// Whether a pod's namespace may have so much beside its other pods.
+    pub(crate) fn within_quota(
+        &self,
+        own: &PodName,
+        dialect: Dialect,
+        asked: Usage,
+    ) -> Result<(), QuotaRefusal> {
+        let namespace = own.split_once('/').map_or("", |(namespace, _)| namespace);
+        if !self.quotas.has(namespace) {
+            return Ok(());
+        }
+        let is_beside = |name: &PodName| {
+            name != own && name.split_once('/').is_some_and(|(of, _)| of == namespace)
+        };
+        let usage = |pod: &KnownPod| {
+            let (node, holding) = pod.counts()?;
+            let account = self.account(node, dialect).and_then(Result::ok);
+            let factor = account.map_or(NonZeroU32::MIN, Account::factor);
+            Some(holding?.usage(dialect, factor))
+        };
+        let others = self.pods.iter().filter(|(name, _)| is_beside(name));
+        let used = others.filter_map(|(_, pod)| usage(pod));
+        let used = used.fold(Usage::default(), |sum, one| sum + one);
+        self.quotas.check(namespace, dialect, used, asked)
     }
 
     /// All pods and nodes have to be told anew before it is ready again: what others have bound may not be known.

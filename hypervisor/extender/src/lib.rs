@@ -2,7 +2,7 @@
 //!
 //! `filter` leaves the nodes where GPUs have room, by what nodes have registered and pods have claimed (`placement`), and
 //! `prioritize` ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of pods that have to end. `bind` chooses the
-//! GPUs and writes them with the node's name in one step.
+//! GPUs and writes them with the node's name in one step. Both follow the ResourceQuotas of the pod's namespace.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod cluster;
 mod explain;
 mod lease;
 mod nodes;
+mod quota;
 mod shared;
 mod victims;
 mod waiting;
@@ -53,7 +54,7 @@ const CONNECTIONS: usize = 64;
 /// How long calls have to end when the program ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-const NOT_READY: &str = "it has not heard of all nodes and pods yet";
+const NOT_READY: &str = "it has not heard of all nodes, pods and quotas yet";
 
 /// How the extender is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +179,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         () = calls_have_ended => {}
         () = cluster.keep_nodes(client.clone()) => {}
         () = cluster.keep_pods(client.clone()) => {}
+        () = cluster.keep_quotas(client.clone()) => {}
         () = cluster.keep_time() => {}
         () = shared::wake(client.clone(), woken) => {}
         () = keep_lease => {}

@@ -1,12 +1,13 @@
 //! What kube-scheduler asks about nodes: which have room, and how well these suit. No I/O and no clock.
 
+use core::num::NonZeroU32;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dialects::Policy;
+use dialects::{PodClaims, Policy};
 use k8s_openapi::api::core::v1::Pod;
-use placement::{Offer, Refusal};
+use placement::{Holding, Offer, Refusal};
 
 use crate::cluster::{Asked, Cluster, name_of};
 
@@ -15,6 +16,11 @@ enum Why<'a> {
     Unknown,
     Refused(Refusal),
     Unusable(&'a Refusal),
+}
+
+/// All of these nodes are left out, for the same reason.
+fn everywhere(names: &[&str], why: &str) -> BTreeMap<String, String> {
+    names.iter().map(|name| ((*name).to_owned(), why.to_owned())).collect()
 }
 
 impl Cluster {
@@ -28,13 +34,17 @@ impl Cluster {
         let asked = match self.reading.asked(pod) {
             Ok(None) => return BTreeMap::new(),
             Ok(Some(asked)) => asked,
-            Err(why) => {
-                let why = self.reading.names.in_words(why.to_string());
-                return names.iter().map(|name| ((*name).to_owned(), why.clone())).collect();
-            }
+            Err(why) => return everywhere(names, &self.reading.names.in_words(why.to_string())),
         };
         let own = name_of(pod);
         let dialect = asked.request.dialect;
+        let units = NonZeroU32::MIN;
+        let usage = Holding::claimed(&asked.request, &PodClaims::default(), units);
+        if let Err(why) = self.within_quota(&own, dialect, usage.usage(dialect, units)) {
+            // kube-scheduler tries it again when a pod has ended.
+            self.waiting.forget(&own);
+            return everywhere(names, &why.to_string());
+        }
         let why = |node: &str| match self.account_beside(node, dialect, &own) {
             None => Some(Why::Unknown),
             Some(Err(refusal)) => Some(Why::Unusable(refusal)),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use api_server::CallError;
 use futures_util::StreamExt;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::{self, Event};
@@ -115,6 +115,21 @@ impl Shared {
             Event::Delete(pod) => cluster.delete_pod(&pod),
         };
         self.keep(client, "pods", apply).await;
+    }
+
+    pub(crate) async fn keep_quotas(&self, client: Client) {
+        let apply = |cluster: &mut Cluster, event: Event<ResourceQuota>, _| {
+            let Cluster { quotas, reading, .. } = cluster;
+            match event {
+                Event::Init => quotas.are_told_anew(),
+                Event::InitApply(quota) | Event::Apply(quota) => {
+                    quotas.apply(&quota, &reading.names);
+                }
+                Event::InitDone => cluster.all_quotas_are_told(),
+                Event::Delete(quota) => quotas.delete(&quota),
+            }
+        };
+        self.keep(client, "resourcequotas", apply).await;
     }
 
     /// Bindings without an answer do not count for ever. It does not end.

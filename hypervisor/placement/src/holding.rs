@@ -3,11 +3,12 @@
 use core::num::NonZeroU32;
 
 use dialects::pods;
-use dialects::{Claim, Dialect, Need, PodClaims, Share};
+use dialects::{Claim, Dialect, MemoryNeed, Need, PodClaims, Share};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::account::{Amount, Gpu};
 use crate::request::{Request, Stage, staged};
+use crate::usage::Usage;
 
 /// What a pod's containers hold, by the names of their own resources, whoever scheduled the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +56,21 @@ impl Holding {
         Self(held.collect())
     }
 
+    /// What it has of its namespace's quota by the names of a dialect. `factor`: its node's. Memory that is requested as a part
+    /// of a GPU counts once the GPU is known.
+    #[must_use]
+    pub fn usage(&self, dialect: Dialect, factor: NonZeroU32) -> Usage {
+        let (mut lasting, mut most) = (Usage::default(), Usage::default());
+        for held in self.0.iter().filter(|held| held.need.dialect == dialect) {
+            let usage = held.usage(factor);
+            match held.stage {
+                Stage::Init => most = most.max(lasting + usage),
+                Stage::Lasting => lasting = lasting + usage,
+            }
+        }
+        most.max(lasting)
+    }
+
     /// What it holds of a GPU at most, at any time: an init container ends before later ones begin.
     pub(crate) fn on(&self, gpu: &Gpu, factor: NonZeroU32) -> Amount {
         let (mut lasting, mut most) = (Amount::default(), Amount::default());
@@ -70,6 +86,25 @@ impl Holding {
 }
 
 impl Held {
+    fn usage(&self, factor: NonZeroU32) -> Usage {
+        let Need { dialect, places, cores, memory, .. } = self.need;
+        if !self.claims.is_empty() {
+            let of = |claim: &Claim| Usage {
+                number: 1,
+                cores: claim.cores,
+                memory: Usage::units(dialect, claim.memory_mib, factor),
+            };
+            return self.claims.iter().map(of).fold(Usage::default(), |sum, one| sum + one);
+        }
+        let units = match memory {
+            MemoryNeed::Units(units) => units,
+            MemoryNeed::Mib(mib) => mib.div_ceil(factor.get().into()),
+            MemoryNeed::Whole | MemoryNeed::Percent(_) => 0,
+        };
+        let (cores, memory) = (cores.saturating_mul(places), units.saturating_mul(places));
+        Usage { number: places, cores, memory }
+    }
+
     fn on(&self, gpu: &Gpu, factor: NonZeroU32) -> Option<Amount> {
         // Nodes do not tell what GPUs can do.
         let said = || self.need.on(gpu.total.memory_mib, None, factor).ok();
@@ -191,6 +226,25 @@ mod tests {
         assert_eq!(room(&pod(&vgpu_rs, &text, "Running")), 3);
         let foreign = json!({"volcano.sh/vgpu-ids-new": format!("{GPU},NVIDIA,10,100:"), "nvidia.com/pre-allocated": format!("main[0_{GPU}_10_10]")});
         assert_eq!(room(&pod(&limits, &foreign, "Running")), 3);
+    }
+
+    #[test]
+    fn a_quota_counts_amounts_for_each_gpu() {
+        let hami = |annotations: &Value| {
+            let limits = json!({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "300", "nvidia.com/gpucores": "10"});
+            Holding::of(&pod(&limits, annotations, "Running")).unwrap()
+        };
+        let usage = |holding: &Holding, factor: u32| {
+            let Usage { number, cores, memory } =
+                holding.usage(Dialect::Hami, factor.try_into().unwrap());
+            (number, cores, memory)
+        };
+        assert_eq!(usage(&hami(&json!({})), 10), (2, 20, 600));
+        let other = "GPU-11552014-5c87-89ac-b1a6-7b53aa24b0ec";
+        let text = format!("{GPU},NVIDIA,3000,10:{other},NVIDIA,4001,20:;");
+        let claimed = hami(&json!({"hami.io/vgpu-devices-allocated": text}));
+        assert_eq!(usage(&claimed, 10), (2, 30, 701), "as its node gives it");
+        assert_eq!(claimed.usage(Dialect::Volcano, NonZeroU32::MIN), Usage::default());
     }
 
     /// A GPU of 8000 MiB, in units of 10 MiB.

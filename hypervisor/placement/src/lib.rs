@@ -11,9 +11,11 @@ mod holding;
 mod nearest;
 mod refusal;
 mod request;
+mod usage;
 
 pub use account::Account;
 pub use holding::Holding;
 pub use nearest::Offer;
 pub use refusal::{Lack, PodRefusal, Refusal};
 pub use request::{ContainerRequest, Request, Stage};
+pub use usage::Usage;

@@ -1,6 +1,7 @@
 //! The extender beside an API server, called as kube-scheduler calls it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod quotas;
 mod rooms;
 mod several;
 
@@ -266,7 +267,7 @@ async fn before_it_has_heard_of_the_cluster_it_leaves_no_node() {
     extender.until("/readyz", 503).await;
     let wanted = json!({"Pod": pod("train", 1024), "NodeNames": ["roomy"]});
     let left = extender.post("/scheduler/filter", &wanted).await;
-    assert_eq!(left["Error"], "it has not heard of all nodes and pods yet");
+    assert_eq!(left["Error"], "it has not heard of all nodes, pods and quotas yet");
     assert_eq!(left["NodeNames"], Value::Null);
     extender.stop().await;
 }
