@@ -18,6 +18,15 @@ fn with(device: &DeviceView, name: &'static str, value: impl ToString) -> Labels
     labels
 }
 
+/// Labels of what the driver tells.
+fn described(device: &DeviceView) -> Labels<'static> {
+    let DeviceReading { index, name, hardware, .. } = &device.reading;
+    let mut labels = with(device, "index", index);
+    labels.extend(name.as_ref().ok().map(|name| ("name", name.clone().into())));
+    labels.extend(hardware.pci.as_ref().ok().map(|pci| ("pci_bus_id", pci.clone().into())));
+    labels
+}
+
 fn percent(value: u32) -> f64 {
     f64::from(value) / 100.0
 }
@@ -38,6 +47,11 @@ pub(super) fn tell(view: &View, families: &mut Families<'_>) -> Result<(), Error
     )?;
     tell_readings(view, families)?;
     let devices = || view.devices.iter();
+    families.gauge(
+        "sluice_device_info",
+        "1; the labels describe the device.",
+        devices().map(|device| (described(device), 1.0)),
+    )?;
     families.gauge(
         "sluice_device_healthy",
         "1 if the device is healthy, else 0; no leases are granted on an unhealthy device.",
