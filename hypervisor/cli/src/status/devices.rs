@@ -73,3 +73,29 @@ pub(crate) fn trouble(device: &Device) -> Option<String> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_cordoned_device_is_named_with_its_other_troubles() {
+        let uuid = "GPU-5a1ce000-0000-4000-8000-000000000000";
+        let sums =
+            json!({"sessions": 0, "asking": 0, "leases": 0, "share_ppm": 0, "charged_us": 0});
+        let list = json!({"observer": {"sees": true, "unknown_processes": "report"}, "devices": [{
+            "uuid": uuid, "state": "idle", "own": sums, "others": sums,
+            "cordoned": true, "health": "unhealthy", "unhealthy": "XID 79",
+        }]});
+        let said = told(&serde_json::from_value(list).unwrap());
+        assert_eq!(
+            said,
+            [
+                format!("{uuid} is UNHEALTHY: XID 79; the daemon grants no leases on it"),
+                format!("{uuid} is cordoned: no new pod gets it, running ones keep it"),
+            ]
+        );
+    }
+}
