@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 /// What no GPU can give.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AmountError {
-    #[error("{asked} cores of each of its GPUs are asked for: 1 to {CORES} are accepted")]
+    #[error("{asked} cores of each of its GPUs are asked for; expected 1 to {CORES}")]
     Cores { asked: u64 },
     #[error("{asked} MiB of {gpu} are asked for: it has {has}")]
     Memory { asked: u64, gpu: GpuId, has: u64 },
@@ -164,10 +164,7 @@ mod tests {
     #[test]
     fn what_a_gpu_cannot_give_is_refused() {
         let said = |cores, memory| counted(cores, memory).unwrap_err().to_string();
-        assert_eq!(
-            said(101, 0),
-            "101 cores of each of its GPUs are asked for: 1 to 100 are accepted"
-        );
+        assert_eq!(said(101, 0), "101 cores of each of its GPUs are asked for; expected 1 to 100");
         assert!(said(0, 2049).ends_with("it has 8192"), "{}", said(0, 2049));
         assert!(said(u64::MAX, 0).contains("1 to 100"));
         let unknown = Gpu { memory_mib: None, ..GPU };

@@ -37,9 +37,9 @@ const INSIDE: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 /// Why they cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    #[error("--driver {folder}: {source}; the node's folder with {CUDA} is accepted", folder = folder.display())]
+    #[error("--driver {folder}: {source}; expected the node's folder with {CUDA}", folder = folder.display())]
     Folder { folder: PathBuf, source: io::Error },
-    #[error("no {CUDA} in {0}; the node's folder with it is accepted: --driver DIR")]
+    #[error("no {CUDA} in {0}; expected --driver DIR, the node's folder with it")]
     Nowhere(String),
 }
 
@@ -104,7 +104,7 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         let said = find(Some(folder.path())).unwrap_err().to_string();
         assert!(
-            said.contains("No such file") && said.contains("libcuda.so.1 is accepted"),
+            said.contains("No such file") && said.contains("folder with libcuda.so.1"),
             "{said}"
         );
         fs::write(at("libcuda.so.580.95"), "").unwrap();

@@ -24,7 +24,7 @@ pub(crate) const PRELOAD: &str = "/etc/ld.so.preload";
 pub enum InjectionError {
     /// A library is missing.
     #[error(
-        "--library {folder}: {name}: {source}; the folder with {limiter} and {add_path} is accepted",
+        "--library {folder}: {name}: {source}; expected the folder with {limiter} and {add_path}",
         folder = folder.display(),
         limiter = PRELOADED[0],
         add_path = PRELOADED[1]

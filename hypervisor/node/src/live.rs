@@ -25,20 +25,20 @@ pub(crate) struct Change {
 /// Why it cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChangeError {
-    #[error("{0:?} is no limit: cores=20, memory=2GiB and both with a comma between are accepted")]
+    #[error("{0:?} is no limit; expected cores=20, memory=2GiB or both with a comma between")]
     NoLimit(String),
-    #[error("cores={0}: 1 to {CORES} are accepted")]
+    #[error("cores={0}; expected 1 to {CORES}")]
     Cores(String),
-    #[error("memory={0}: a size in whole MiB is accepted, such as 2GiB or 1536MiB")]
+    #[error("memory={0}; expected a size in whole MiB, such as 2GiB or 1536MiB")]
     Memory(String),
     #[error("{name}={value:?}: it stands there twice")]
     Twice { name: &'static str, value: String },
-    #[error("{name:?} is no container of the pod with a GPU: {known} is accepted")]
+    #[error("{name:?} is no container of the pod with a GPU; expected {known}")]
     NoContainer { name: String, known: String },
     #[error("the container {0} is named twice")]
     ContainerTwice(String),
     #[error(
-        "it does not say for which container: with several, {0}:cores=20 is accepted, and ; between them"
+        "it does not say for which container; expected {0}:cores=20 for each of them, with ; between"
     )]
     NoName(String),
 }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn what_cannot_be_followed_is_said_with_what_can() {
         for (text, words) in [
-            ("cores=0", "cores=0: 1 to 100 are accepted"),
+            ("cores=0", "cores=0; expected 1 to 100"),
             ("cores=101", "1 to 100"),
             ("cores=", "1 to 100"),
             ("memory=0", "a size in whole MiB"),
@@ -174,7 +174,7 @@ mod tests {
             ("20", "is no limit"),
             ("cores=5,", "\"\" is no limit"),
             ("cores=5,cores=6", "it stands there twice"),
-            ("other:cores=5", "\"other\" is no container of the pod with a GPU: main is accepted"),
+            ("other:cores=5", "\"other\" is no container of the pod with a GPU; expected main"),
             ("main:cores=5;main:cores=6", "the container main is named twice"),
         ] {
             let said = said(text, &["main"]).unwrap_err();

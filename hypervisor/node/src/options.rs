@@ -54,7 +54,7 @@ impl DeviceList {
 
 /// A text that names no such way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to name devices: files, cdi and mounts are accepted")]
+#[error("{0:?} is no way to name devices; expected files, cdi or mounts")]
 pub struct DeviceListError(String);
 
 impl FromStr for DeviceList {
@@ -107,10 +107,10 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
     /// Nothing is to be offered.
-    #[error("no dialect is chosen: vgpu-manager, volcano, hami and vgpu-rs are accepted")]
+    #[error("no dialect is chosen; expected vgpu-manager, volcano, hami or vgpu-rs")]
     NoDialect,
     /// A folder has to be named from the root: the kubelet mounts it.
-    #[error("{option} {folder}: a path that begins with / is accepted", folder = folder.display())]
+    #[error("{option} {folder}; expected a path that begins with /", folder = folder.display())]
     Relative {
         /// The option.
         option: &'static str,
@@ -127,7 +127,7 @@ pub enum OptionsError {
     },
     /// Containers see the daemon's folder, and must not see what others have.
     #[error(
-        "--allocations {allocations}: it is in the folder of --daemon {daemon}, which every container sees; another folder is accepted",
+        "--allocations {allocations}: it is in the folder of --daemon {daemon}, which every container sees; expected another folder",
         allocations = allocations.display(),
         daemon = daemon.display()
     )]
@@ -139,7 +139,7 @@ pub enum OptionsError {
     },
     /// There is no kubelet's folder.
     #[error(
-        "--kubelet-dir: {folder}: {source}; the folder in which a kubelet keeps its plugins' sockets is accepted",
+        "--kubelet-dir: {folder}: {source}; expected the folder in which a kubelet keeps its plugins' sockets",
         folder = folder.display()
     )]
     Kubelet {

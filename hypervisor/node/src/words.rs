@@ -18,7 +18,7 @@ pub(crate) enum WordsError {
     Need(#[from] NeedError),
     #[error(transparent)]
     Annotation(#[from] AnnotationError),
-    #[error("the annotation {COMPUTE_POLICY}: {0:?}: fixed, balance and none are accepted")]
+    #[error("the annotation {COMPUTE_POLICY}: {0:?}; expected fixed, balance or none")]
     Policy(String),
     #[error("the pod asks for no GPU for the container {0}")]
     NoGpu(String),
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(of(json!({"nvidia.com/vgpu-compute-policy": "Fixed"})), (10, Policy::Fixed));
         assert_eq!(of(json!({"nvidia.com/vgpu-compute-policy": "none"})), (10, Policy::None));
         let wrong = said(&json!({"nvidia.com/vgpu-compute-policy": "soft"}), "main").unwrap_err();
-        assert!(wrong.ends_with("\"soft\": fixed, balance and none are accepted"), "{wrong}");
+        assert!(wrong.ends_with("\"soft\"; expected fixed, balance or none"), "{wrong}");
         assert!(said(&json!({}), "other").unwrap_err().contains("no GPU for the container other"));
     }
 

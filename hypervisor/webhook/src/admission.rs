@@ -63,11 +63,11 @@ pub enum Refusal {
     },
     /// Resource names of two dialects in one pod.
     #[error(
-        "the pod's containers use the resource names of {0} and of {1}; those of one dialect are accepted"
+        "the pod's containers use the resource names of {0} and of {1}; expected those of one dialect"
     )]
     TwoDialects(&'static str, &'static str),
     /// Unknown compute policy.
-    #[error("annotation {COMPUTE_POLICY}: {given:?} is no policy; {accepted} is accepted")]
+    #[error("annotation {COMPUTE_POLICY}: {given:?} is no policy; expected {accepted}")]
     Policy {
         /// The annotation's value.
         given: String,
@@ -76,7 +76,7 @@ pub enum Refusal {
     },
     /// `nodeName` and the node selector contradict each other.
     #[error(
-        "spec.nodeName is {name:?}, but the node selector {HOSTNAME} is {selected:?}; the same node in both, or one of the two, is accepted"
+        "spec.nodeName is {name:?}, but the node selector {HOSTNAME} is {selected:?}; expected the same node in both, or one of the two"
     )]
     TwoNodes {
         /// The node in `nodeName`.
@@ -86,7 +86,7 @@ pub enum Refusal {
     },
     /// The pod bypasses the scheduler.
     #[error(
-        "spec.nodeName {node:?} bypasses the scheduler {scheduler:?}, which assigns GPUs; the node selector {HOSTNAME}: {node} is accepted"
+        "spec.nodeName {node:?} bypasses the scheduler {scheduler:?}, which assigns GPUs; expected the node selector {HOSTNAME}: {node}"
     )]
     NodeName {
         /// The node in `nodeName`.
@@ -96,7 +96,7 @@ pub enum Refusal {
     },
     /// A privileged container, which no limit holds.
     #[error(
-        "container {0}: privileged containers see all GPUs, so that no limit holds; securityContext.privileged: false is accepted"
+        "container {0}: privileged containers see all GPUs, so that no limit holds; expected securityContext.privileged: false"
     )]
     Privileged(String),
 }

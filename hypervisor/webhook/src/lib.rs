@@ -97,7 +97,7 @@ pub enum Certificates {
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
     /// No dialect is selected.
-    #[error("no dialect is chosen: vgpu-manager, volcano, hami and vgpu-rs are accepted")]
+    #[error("no dialect is chosen; expected vgpu-manager, volcano, hami or vgpu-rs")]
     NoDialect,
     /// There is no client for the API server.
     #[error(transparent)]

@@ -107,7 +107,7 @@ impl SelfIssued {
                 known.warned = true;
                 tracing::warn!(
                     name = self.name,
-                    "no matchConditions and no objectSelector: every pod depends on this webhook; before Kubernetes 1.28 an objectSelector is accepted"
+                    "no matchConditions and no objectSelector: every pod depends on this webhook; expected matchConditions, or an objectSelector before Kubernetes 1.28"
                 );
             }
             if set_bundle(&mut configuration, &bundle) {

@@ -28,7 +28,7 @@ const ANNOTATION: &str = "cdi.k8s.io/sluice_preload";
 pub enum HookFileError {
     /// There is no program.
     #[error(
-        "--hook {program}: {source}; this program on the node is accepted, as 'hypervisor node --install DIR --hook FILE' puts it",
+        "--hook {program}: {source}; expected this program on the node, as 'hypervisor node --install DIR --hook FILE' puts it",
         program = program.display()
     )]
     Program {
@@ -49,7 +49,7 @@ pub enum HookFileError {
         path: PathBuf,
     },
     /// The file cannot be written.
-    #[error("--cdi-dir {folder}: {source}; a folder from which the container runtime reads CDI files is accepted", folder = folder.display())]
+    #[error("--cdi-dir {folder}: {source}; expected a folder from which the container runtime reads CDI files", folder = folder.display())]
     Write {
         /// The folder.
         folder: PathBuf,
@@ -200,7 +200,7 @@ mod tests {
         let (cdi, program) = (folder.path().join("a/cdi"), folder.path().join("hypervisor"));
         let make = || HookFile::new(&cdi, &program, Path::new("/run/x"));
         let said = make().unwrap_err().to_string();
-        assert!(said.contains("--hook ") && said.contains("is accepted"), "{said}");
+        assert!(said.contains("--hook ") && said.contains("; expected "), "{said}");
         fs::write(&program, "text").unwrap();
         assert!(make().unwrap_err().to_string().contains("it is no program"));
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();

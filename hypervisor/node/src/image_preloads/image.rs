@@ -25,10 +25,10 @@ pub enum ImageError {
     #[error("the image's {PRELOAD}: {0}")]
     Unreadable(io::Error),
     /// It is something else.
-    #[error("the image's {PRELOAD} is {0}: a plain file is accepted")]
+    #[error("the image's {PRELOAD} is {0}; expected a plain file")]
     NoFile(&'static str),
     /// It is too long.
-    #[error("the image's {PRELOAD} has {0} bytes: at most {MOST_BYTES} are accepted")]
+    #[error("the image's {PRELOAD} has {0} bytes; expected at most {MOST_BYTES}")]
     TooLong(u64),
 }
 
@@ -147,7 +147,7 @@ mod tests {
         let image = image();
         let list = image.path().join("etc/ld.so.preload");
         fs::create_dir(&list).unwrap();
-        assert!(refused(image.path()).ends_with("is a folder: a plain file is accepted"));
+        assert!(refused(image.path()).ends_with("is a folder; expected a plain file"));
         fs::remove_dir(&list).unwrap();
         // Whoever opened it would wait for a writer.
         assert!(Command::new("mkfifo").arg(&list).status().unwrap().success());
@@ -170,7 +170,7 @@ mod tests {
         fs::write(&list, vec![b'a'; most]).unwrap();
         assert_eq!(preloads(image.path()).unwrap().len(), most);
         fs::write(&list, vec![b'a'; most + 1]).unwrap();
-        assert!(refused(image.path()).ends_with("has 16385 bytes: at most 16384 are accepted"));
+        assert!(refused(image.path()).ends_with("has 16385 bytes; expected at most 16384"));
         // A file with holes takes no room.
         File::create(&list).unwrap().set_len(1 << 40).unwrap();
         assert!(refused(image.path()).contains("1099511627776 bytes"));

@@ -21,7 +21,7 @@ const OUTCOME: &str = "image-preloads.txt";
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// What is mounted is nothing of the agent's.
-    #[error("{0}: a file ALLOCATION/{LIST} in {1} is accepted")]
+    #[error("{0}; expected a file ALLOCATION/{LIST} in {1}")]
     NotOurs(String, String),
     /// It cannot be opened or written.
     #[error("{0}: {1}")]

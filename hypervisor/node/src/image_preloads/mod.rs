@@ -51,10 +51,10 @@ pub struct ImagePreloads {
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The runtime's word cannot be read.
-    #[error("{0}: {1}; what OCI runtimes write for hooks of 1.0 is accepted")]
+    #[error("{0}: {1}; expected what OCI runtimes write for hooks of 1.0")]
     Told(String, io::Error),
     /// Nothing is mounted there.
-    #[error("nothing is mounted at {PRELOAD}: a container of 'hypervisor node' is accepted")]
+    #[error("nothing is mounted at {PRELOAD}; expected a container of 'hypervisor node'")]
     NoMount,
     /// What is mounted is not to be written to.
     #[error(transparent)]

@@ -112,7 +112,7 @@ async fn a_container_asks_for_the_hook_that_keeps_what_its_image_preloads() {
     let (cdi, program) = (kubelet.path().join("cdi"), kubelet.path().join("hypervisor"));
     wanted.image_preloads = Some(ImagePreloads { cdi: cdi.clone(), program: program.clone() });
     let said = Agent::start(wanted.clone(), shows(1)).fails().await;
-    assert!(said.starts_with("--hook ") && said.contains("is accepted"), "{said}");
+    assert!(said.starts_with("--hook ") && said.contains("; expected "), "{said}");
     fs::write(&program, "").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let agent = Agent::start(wanted, shows(1));

@@ -120,7 +120,7 @@ async fn an_image_whose_list_is_refused_starts_with_its_limits() {
     assert!(!said.contains(LOADED), "{said}");
     assert_eq!(list(&container), OURS);
     let told = fs::read_to_string(container.folder.join("image-preloads.txt")).unwrap();
-    assert!(told.contains("has 34000 bytes: at most 16384 are accepted"), "{told}");
+    assert!(told.contains("has 34000 bytes; expected at most 16384"), "{told}");
     // A link leads where the container would find it, and not to the node's file.
     fs::remove_file(&file).unwrap();
     let nodes = keeping.kubelet.path().join("nodes");

@@ -180,7 +180,7 @@ async fn more_than_is_left_is_refused_with_the_numbers_and_changes_nothing() {
     assert!(said.contains(&numbers) && said.contains(" of 100 are left"), "{said}");
     let said = of("wrong");
     assert!(
-        said.contains("\"other\" is no container of the pod with a GPU: default is accepted"),
+        said.contains("\"other\" is no container of the pod with a GPU; expected default"),
         "{said}"
     );
     for page in [&first, &page, &other] {

@@ -417,5 +417,5 @@ async fn an_empty_list_of_dialects_ends_the_start() {
         linger: Duration::ZERO,
     };
     let said = webhook::serve(&options, std::future::pending()).await.unwrap_err().to_string();
-    assert_eq!(said, "no dialect is chosen: vgpu-manager, volcano, hami and vgpu-rs are accepted");
+    assert_eq!(said, "no dialect is chosen; expected vgpu-manager, volcano, hami or vgpu-rs");
 }
