@@ -1,5 +1,6 @@
 //! GPUs that come, go and are taken out of service while pods run.
 
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +12,8 @@ use observer::{AllReadings, Seen};
 use poem::listener::{Listener, UnixListener};
 use serde_json::{Value, json};
 
-use super::kubelets_side::GIB;
+use super::contained::{Image, Running, TAKE, built, memory, prepared, run_in};
+use super::kubelets_side::{Admitted, CORES, GIB, MEMORY, NUMBER, Node};
 use super::people::{Cluster, has, page, pod, started, started_on};
 use super::support::{FakeKubelet, GoClient, Watched, gpu, shows, until};
 
@@ -180,4 +182,73 @@ async fn an_agent_that_starts_without_a_lost_gpu_serves_the_others() {
     kubelet.pods.end("first");
     until("its directory goes with its pod", || !lost.exists()).await;
     cluster.agent.stop().await.unwrap();
+}
+
+/// How many kernels a container's busy process has completed.
+fn kernels(running: &Running) -> u64 {
+    let said = running.said();
+    let counts = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    counts.filter_map(|one| one["kernels"].as_u64()).next_back().unwrap_or_default()
+}
+
+/// A container with 10 cores and 2 GiB of a GPU.
+async fn admit(node: &Node, pod: &str, of: u8, place: u8) -> Admitted {
+    let ids = |letter: &str, numbers: std::ops::Range<u8>| {
+        numbers.map(|number| format!("{}::{letter}{number}", gpu(of))).collect::<Vec<_>>()
+    };
+    let cores = place * 10..place * 10 + 10;
+    let all = [(NUMBER, ids("", place..place + 1)), (CORES, ids("c", cores))];
+    let memory = (MEMORY, ids("m", place * 2..place * 2 + 2));
+    let admitted = node.admit_with(pod, "main", all.into_iter().chain([memory]).collect()).await;
+    node.start(&admitted).await.unwrap();
+    admitted
+}
+
+/// The agent as a program, which sees the simulated GPUs through NVML, and real processes in containers.
+#[tokio::test]
+async fn processes_on_another_gpu_do_not_notice_that_one_is_lost() {
+    let Some(mut kubelet) = prepared() else { return };
+    kubelet.start();
+    let folder = kubelet.path().to_owned();
+    let simulated = folder.join("image/shared/fake-node");
+    let mut agent = tokio::process::Command::new(built("hypervisor"));
+    let agent = agent
+        .args(["node", "--log", "warn", "--memory-factor", "1024"])
+        .args(["--feature-gates", "CorePlugin=true,MemoryPlugin=true"]);
+    for (option, path) in [
+        ("--kubelet-dir", folder.join("kubelet")),
+        ("--allocations", folder.join("allocations")),
+        ("--library", folder.join("library")),
+        ("--daemon", folder.join("daemon/hypervisor.sock")),
+        ("--nvml", built("libfake_nvml.so")),
+    ] {
+        agent.arg(option).arg(path);
+    }
+    let agent = agent.env("SLUICE_FAKE_NODE", &simulated).env("SLUICE_FAKE_DEVICES", "2");
+    let mut agent = agent.kill_on_drop(true).spawn().unwrap();
+    let node = Node::of(&mut kubelet, 2).await;
+    let mut watched = node.client(NUMBER).watch("ListAndWatch", &Empty {}).await;
+    until_offered(&mut watched, &[10, 10]).await;
+    // NVIDIA's runtime would show a container its own GPU alone.
+    let run = |admitted: &Admitted, words: &[&str]| {
+        let Admitted { pod, answer, .. } = admitted;
+        let own = [("CUDA_VISIBLE_DEVICES", &*answer.envs["NVIDIA_VISIBLE_DEVICES"])];
+        run_in(&folder, None, Image::default(), answer, pod, &own, words)
+    };
+    let busy = ["/image/tenant", "dense", "--kernel-us", "1000", "--seconds=600", "--progress"];
+    let (first, second) = (admit(&node, "first", 0, 0).await, admit(&node, "second", 1, 0).await);
+    let lost = run(&first, &busy);
+    let mut other = run(&second, &busy);
+    until("both are busy", || kernels(&lost) > 0 && kernels(&other) > 0).await;
+    fs::write(simulated.with_extension("faults"), "lost 0\n").unwrap();
+    until_offered(&mut watched, &[0, 10]).await;
+    // The other one goes on, and its limits hold as before.
+    let before = kernels(&other);
+    until("it goes on", || kernels(&other) > before + 100).await;
+    assert!(other.child.try_wait().unwrap().is_none(), "{}", other.said());
+    assert_eq!(second.written(), Some(second.wanted()));
+    let third = admit(&node, "third", 1, 1).await;
+    let (code, said) = run(&third, &TAKE).end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (2048, 1536)), "{said}");
+    assert!(agent.try_wait().unwrap().is_none());
 }

@@ -64,6 +64,11 @@ impl Node {
         }
     }
 
+    /// Who calls a resource's plugin.
+    pub(crate) fn client(&self, resource: &str) -> &GoClient {
+        &self.clients[resource]
+    }
+
     pub(crate) fn take(&self, resource: &'static str, count: usize) -> Vec<String> {
         let mut free = self.free.lock().unwrap();
         let free = free.get_mut(resource).unwrap();
@@ -86,15 +91,25 @@ impl Node {
         let mut wanted = vec![(NUMBER, 1), (CORES, cores), (MEMORY, memory)];
         let length = wanted.len();
         wanted.rotate_left((cores + memory) % length);
-        let (mut answer, mut ids) = (None, Vec::new());
-        for (resource, count) in wanted.into_iter().filter(|(_, count)| *count > 0) {
-            let taken = self.take(resource, count);
-            let got = self.allocate(resource, &taken).await;
-            if resource == NUMBER {
+        let taken = wanted.into_iter().filter(|(_, count)| *count > 0);
+        let taken = taken.map(|(resource, count)| (resource, self.take(resource, count))).collect();
+        self.admit_with(pod, name, taken).await
+    }
+
+    /// The same with these ids.
+    pub(crate) async fn admit_with(
+        &self,
+        pod: &str,
+        name: &str,
+        ids: Vec<(&'static str, Vec<String>)>,
+    ) -> Admitted {
+        let mut answer = None;
+        for (resource, taken) in &ids {
+            let got = self.allocate(resource, taken).await;
+            if *resource == NUMBER {
                 answer = Some(got);
             }
-            self.pods.give(pod, name, resource, &taken);
-            ids.push((resource, taken));
+            self.pods.give(pod, name, resource, taken);
         }
         let answer = answer.unwrap();
         let folder = self.folder.join(&answer.envs["SLUICE_ALLOCATION"]);
