@@ -106,12 +106,15 @@ pub(crate) fn edit(
     }
     let mut hooks = Vec::new();
     for name in asked {
+        // Several files may have devices of one kind.
         let of =
-            |spec: &&Spec| name.strip_prefix(&spec.kind).is_some_and(|rest| rest.starts_with('='));
-        let spec = specs.iter().find(of).ok_or_else(|| CdiError::Unknown(name.clone()))?;
-        let device = name.rsplit('=').next().unwrap_or_default();
-        let device = spec.devices.iter().find(|one| one.name == device);
-        let device = device.ok_or_else(|| CdiError::Unknown(name.clone()))?;
+            |spec: &'_ Spec| name.strip_prefix(&spec.kind)?.strip_prefix('=').map(str::to_owned);
+        let named = |spec| {
+            let device = of(spec)?;
+            Some((spec, spec.devices.iter().find(|one| one.name == device)?))
+        };
+        let found = specs.iter().find_map(named);
+        let (spec, device) = found.ok_or_else(|| CdiError::Unknown(name.clone()))?;
         for edits in [&spec.container_edits, &device.container_edits] {
             edits.apply(config);
             hooks.extend(edits.hooks.iter().cloned());
