@@ -7,8 +7,12 @@ use serde_json::Value;
 
 use super::said;
 
-const KINDS: [&str; 3] =
-    ["secrets", "mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
+const KINDS: [&str; 4] = [
+    "secrets",
+    "mutatingwebhookconfigurations",
+    "validatingwebhookconfigurations",
+    "resourceslices",
+];
 
 /// By their paths.
 #[derive(Debug, Default)]
