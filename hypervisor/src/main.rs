@@ -143,7 +143,11 @@ enum Command {
         /// runtime: containerd 1.7 or later with enable_cdi, or CRI-O. Without this option that file is hidden
         #[arg(long)]
         keep_image_preloads: bool,
-        /// Directory from which the container runtime reads CDI files, for --keep-image-preloads
+        /// Run a DRA driver, gpu.sluice.dev, beside the device plugins: Kubernetes 1.34 or later, and a container runtime
+        /// that reads CDI files
+        #[arg(long, requires = "node_name")]
+        dra: bool,
+        /// Directory from which the container runtime reads CDI files, for --keep-image-preloads and --dra
         #[arg(long, value_name = "DIR", default_value = node::CDI)]
         cdi_dir: PathBuf,
         /// Path of the hook's program on the node, for --keep-image-preloads [default: this program]
@@ -370,6 +374,7 @@ fn main() -> ExitCode {
             devices,
             driver,
             keep_image_preloads,
+            dra,
             cdi_dir: cdi,
             hook,
             check,
@@ -396,6 +401,7 @@ fn main() -> ExitCode {
                 daemon,
                 devices,
                 driver,
+                dra: dra.then(|| cdi.clone()),
                 image_preloads: keep_image_preloads.then_some(ImagePreloads { cdi, program }),
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 gpu_info,

@@ -3,6 +3,8 @@
 //! `Allocate` makes it anew, so a container never sees what an earlier one with the same ids had. Its limits are
 //! written when the kubelet has told whose it is, and it is removed when that container has ended.
 
+mod granted;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,6 +23,7 @@ use session::allocation;
 use session::settings::{FILE as SETTINGS, OwnerSettings};
 use session::taken::{Changed, Took, wait_until_taken};
 
+pub(crate) use self::granted::Grantor;
 use crate::NodeError;
 use crate::amounts::Part;
 use crate::hidden::{Hidden, InUse, Taken, hidden};
@@ -274,7 +277,7 @@ impl Allocations {
             }
         }
         let entry = Entry::new(resource, allocation, Some(self.library.clone()));
-        self.make(&allocation.key, &entry)?;
+        self.make(&allocation.key, &Facts::of(&entry))?;
         table.insert(allocation.key.clone(), entry);
         drop(table);
         self.has_changed();
@@ -294,7 +297,7 @@ impl Allocations {
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
             // The kubelet mounts what it was told by `Allocate`, perhaps by another version.
             let entry = Entry::new(resource, allocation, None);
-            self.make(&allocation.key, &entry)?;
+            self.make(&allocation.key, &Facts::of(&entry))?;
             table.insert(allocation.key.clone(), entry);
         }
         let new = || Entry::new(resource, allocation, None);
@@ -309,7 +312,7 @@ impl Allocations {
         let mut table = self.table();
         let Some(entry) = table.get_mut(&waiting.key) else { return Ok(()) };
         (entry.holder, entry.followed) = (None, None);
-        self.make(&waiting.key, entry)?;
+        self.make(&waiting.key, &Facts::of(entry))?;
         File::create(self.of(&waiting.key).join(STARTED)).map(drop)
     }
 
@@ -332,21 +335,14 @@ impl Allocations {
     }
 
     /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
-    fn make(&self, key: &AllocationKey, entry: &Entry) -> io::Result<()> {
+    fn make(&self, key: &AllocationKey, facts: &Facts) -> io::Result<()> {
         let (draft, folder) = (self.draft(), self.of(key));
         // What an earlier run left.
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
         for_all_users(&draft, 0o755)?;
-        let facts = Facts {
-            version: 1,
-            resource: entry.resource.clone(),
-            ids: entry.ids.iter().cloned().collect(),
-            gpus: entry.gpus.iter().map(ToString::to_string).collect(),
-            library: entry.library.clone(),
-        };
         let mut file = File::create(draft.join(FACTS))?;
-        serde_json::to_writer(&mut file, &facts)?;
+        serde_json::to_writer(&mut file, facts)?;
         file.write_all(b"\n")?;
         for_all_users(&draft.join(FACTS), 0o644)?;
         // Whoever had it mounted before a restart of the node needs it, however the agent runs by now.
@@ -554,7 +550,7 @@ impl Allocations {
     ) -> io::Result<Vec<AllocationKey>> {
         let mut has_changed = self.are_in_use(listed.in_use());
         let mut candidates = Vec::new();
-        for (key, entry) in self.table().iter_mut() {
+        for (key, entry) in self.table().iter_mut().filter(|(_, entry)| !entry.is_granted()) {
             let was_missing = entry.missing.is_some();
             if listed.have_any(&entry.ids) {
                 (entry.listed, entry.missing) = (true, None);
@@ -585,6 +581,18 @@ impl Allocations {
             self.has_changed();
         }
         Ok(removed)
+    }
+}
+
+impl Facts {
+    fn of(entry: &Entry) -> Self {
+        Self {
+            version: 1,
+            resource: entry.resource.clone(),
+            ids: entry.ids.iter().cloned().collect(),
+            gpus: entry.gpus.iter().map(ToString::to_string).collect(),
+            library: entry.library.clone(),
+        }
     }
 }
 
@@ -628,8 +636,9 @@ impl Entry {
         self.missing.is_none() || self.is_init
     }
 
+    /// Whether somebody has it, as the kubelet lists it, or as it does not list: init containers, and what was granted.
     fn is_there(&self, listed: &Containers) -> bool {
-        self.is_init || listed.have_any(&self.ids)
+        self.is_init || self.is_granted() || listed.have_any(&self.ids)
     }
 
     fn taken(&self) -> Taken {

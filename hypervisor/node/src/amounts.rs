@@ -45,13 +45,34 @@ pub(crate) enum Wish {
     Counted(Asked),
     /// What its pod says, and what its scheduler has claimed.
     Said { need: Need, claims: Vec<Claim>, policy: Policy },
+    /// What a claim or an annotation of other schedulers has of each GPU.
+    Given { share: Share, policy: Policy, priority: Priority },
+}
+
+impl Wish {
+    /// How a share of time is meant.
+    pub(crate) const fn policy(&self) -> Policy {
+        match self {
+            Self::Said { policy, .. } | Self::Given { policy, .. } => *policy,
+            Self::Counted(_) => Policy::Fixed,
+        }
+    }
+
+    const fn is_low(&self) -> bool {
+        match self {
+            Self::Counted(_) => false,
+            Self::Said { need: Need { priority, .. }, .. } | Self::Given { priority, .. } => {
+                matches!(priority, Priority::Low)
+            }
+        }
+    }
 }
 
 /// Its part of a GPU.
 pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountError> {
     let total = pool.total(gpu);
     let factor = pool.memory_factor();
-    let (share, policy) = match wish {
+    let share = match wish {
         Wish::Counted(asked) => {
             let units = asked.memory;
             let too_much = AmountError::TooMuch { asked: units, factor: factor.get() };
@@ -59,16 +80,16 @@ pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountEr
             if asked.cores > CORES {
                 return Err(AmountError::Cores { asked: asked.cores });
             }
-            (Share { cores: asked.cores, memory_mib }, Policy::Fixed)
+            Share { cores: asked.cores, memory_mib }
         }
-        Wish::Said { need, claims, policy } => {
+        Wish::Said { need, claims, .. } => {
             let claim = claims.iter().find(|claim| claim.gpu == gpu.id);
-            let share = match claim.and_then(Claim::share) {
+            match claim.and_then(Claim::share) {
                 Some(share) => share,
                 None => need.on(total.memory_mib, pool.milli_tflops(gpu), factor)?,
-            };
-            (share, *policy)
+            }
         }
+        Wish::Given { share, .. } => *share,
     };
     let asked = share.memory_mib;
     if gpu.memory_mib.is_some() && asked > total.memory_mib {
@@ -77,7 +98,7 @@ pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountEr
     let memory = memory(asked, gpu, pool, total)?;
     Ok(Part {
         gpu: gpu.id,
-        limits: Limits { memory, compute: compute(share.cores, policy, wish) },
+        limits: Limits { memory, compute: compute(share.cores, wish) },
         share,
         total,
     })
@@ -104,12 +125,12 @@ fn memory(
     Ok(Some(MemoryLimit { limit, real }))
 }
 
-fn compute(cores: u64, policy: Policy, wish: &Wish) -> ComputeLimit {
+fn compute(cores: u64, wish: &Wish) -> ComputeLimit {
     let Ok(cores) = u32::try_from(cores) else { return ComputeLimit::NONE };
     // VGPU-Manager and HAMi: a whole GPU's time has no limit. The kubelet's count is followed as it is.
-    let is_whole = u64::from(cores) >= CORES && matches!(wish, Wish::Said { .. });
-    let is_low = matches!(wish, Wish::Said { need, .. } if need.priority == Priority::Low);
-    let limit = match policy {
+    let is_whole = u64::from(cores) >= CORES && !matches!(wish, Wish::Counted(_));
+    let is_low = wish.is_low();
+    let limit = match wish.policy() {
         Policy::None => return ComputeLimit::NONE,
         // Others come first, so it has to ask.
         _ if (cores == 0 || is_whole) && is_low => ComputeLimit::fixed(PPM_ONE),

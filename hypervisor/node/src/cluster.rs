@@ -176,6 +176,16 @@ impl Cluster {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// By which everything is asked.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The name of this node.
+    pub(crate) fn name(&self) -> &str {
+        &self.node
+    }
+
     /// The policy of pods that name none.
     pub(crate) fn policy(&self) -> Policy {
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner)

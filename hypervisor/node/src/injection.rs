@@ -128,16 +128,22 @@ impl Injection {
         Self { library, preload, daemon }
     }
 
-    /// The mounts of every container. The daemon's folder is made where it is missing: the daemon may come later, and a
+    /// The mounts of a container with an allocation and its session. The daemon's folder is made where it is missing: the daemon may come later, and a
     /// folder in which it makes its socket anew is seen, a socket would not be.
     /// `own`: the container's own list of preloads, where it has one.
-    pub(crate) fn mounts(&self, own: Option<&Path>) -> io::Result<Vec<Mount>> {
+    pub(crate) fn mounts(
+        &self,
+        (folder, session): (&Path, &Path),
+        own: Option<&Path>,
+    ) -> io::Result<Vec<Mount>> {
         let daemon = self.daemon.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(daemon)?;
         Ok(vec![
             mount(&self.library, LIBRARIES, true),
             mount(own.unwrap_or(&self.preload), PRELOAD, true),
             mount(daemon, allocation::DAEMON, true),
+            mount(folder, allocation::FOLDER, true),
+            mount(session, allocation::SESSION, false),
         ])
     }
 

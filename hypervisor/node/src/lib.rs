@@ -12,6 +12,7 @@ mod chain;
 mod cluster;
 mod cordon;
 mod device_files;
+mod dra;
 mod driver_libraries;
 mod events;
 mod hidden;
@@ -70,6 +71,7 @@ pub use preflight::check;
 use self::allocations::Allocations;
 use self::cluster::{Cluster, Meaning};
 use self::device_files::DeviceFiles;
+use self::dra::{CdiFolder, Driver, Socket};
 use self::hidden::Hidden;
 use self::image_preloads::HookFile;
 use self::injection::Injection;
@@ -218,6 +220,24 @@ pub async fn serve(
             Some(cluster)
         }
     };
+    if let Some(cdi) = &options.dra {
+        let claims = Driver {
+            cluster: cluster.clone().ok_or(OptionsError::DraWithoutCluster)?,
+            pool: pool.clone(),
+            allocations: Arc::clone(&allocations),
+            injection: injection.clone(),
+            files: DeviceFiles::default(),
+            devices: options.devices,
+            libraries: driver.clone(),
+            cdi: CdiFolder(cdi.clone()),
+            prepared: Arc::default(),
+        };
+        let socket = Socket::in_folder(&options.kubelet)?;
+        tasks.spawn(socket.serve(claims.clone()));
+        let publish = claims.clone().publish();
+        tasks.spawn(async { match publish.await {} });
+        tasks.spawn(async { match claims.tell_usage().await {} });
+    }
     let (hide, hidden) = watch::channel(Arc::default());
     tasks.spawn(keep_hidden(Arc::clone(&allocations), pool.clone(), resources.clone(), hide));
     let resolver = Resolver {

@@ -101,6 +101,8 @@ pub struct Options {
     pub hami: HamiForm,
     /// Where pods say what they ask for. `None`: the kubelet's counts are all that is known.
     pub cluster: Option<ClusterOptions>,
+    /// Where the container runtime finds the CDI files of claims. `None`: there is no DRA driver.
+    pub dra: Option<PathBuf>,
 }
 
 /// An option that cannot be followed.
@@ -137,6 +139,11 @@ pub enum OptionsError {
         /// The daemon's socket.
         daemon: PathBuf,
     },
+    /// Claims are the API server's.
+    #[error(
+        "--dra without --node-name: the driver has to ask an API server; expected --node-name NAME"
+    )]
+    DraWithoutCluster,
     /// There is no kubelet's folder.
     #[error(
         "--kubelet-dir: {folder}: {source}; expected the folder in which a kubelet keeps its plugins' sockets",
@@ -169,13 +176,15 @@ impl Options {
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
         let hook = self.image_preloads.as_ref();
         let hook = hook.map(|hook| [("--cdi-dir", &hook.cdi), ("--hook", &hook.program)]);
+        let ways = [("--cdi-dir", &self.dra)];
+        let ways = ways.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?)));
         let always = [
             ("--kubelet-dir", &self.kubelet),
             ("--allocations", &self.allocations),
             ("--library", &self.library),
             ("--daemon", &self.daemon),
         ];
-        for (option, folder) in always.into_iter().chain(hook.into_iter().flatten()) {
+        for (option, folder) in always.into_iter().chain(hook.into_iter().flatten()).chain(ways) {
             if !folder.is_absolute() {
                 return Err(OptionsError::Relative { option, folder: folder.clone() });
             }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use limits::GpuId;
-use session::allocation::{FOLDER, SESSION};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -22,7 +21,7 @@ use crate::driver_libraries::{self, DriverError};
 use crate::hidden::Hidden;
 use crate::identity::{Containers, Holder};
 use crate::image_preloads::{self, HookFile};
-use crate::injection::{Injection, mount};
+use crate::injection::Injection;
 use crate::options::DeviceList;
 use crate::owner::{Owned, Owner};
 use crate::placing::Request as Wanted;
@@ -41,11 +40,11 @@ use k8s_openapi::api::core::v1::Pod;
 /// The least time between two lists of one resource: each has all ids, and a kubelet reads all of it.
 const LISTS_APART: Duration = Duration::from_millis(250);
 /// What NVIDIA's CDI file calls a GPU.
-const CDI: &str = "nvidia.com/gpu";
+pub(crate) const CDI: &str = "nvidia.com/gpu";
 /// For NVIDIA's container runtime: others bring the devices.
-const NONE_VISIBLE: &str = "void";
+pub(crate) const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
-const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+pub(crate) const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// What keeps a container without limits.
 const UNLISTED: &str = "the kubelet lists no container with these ids, and no pod has an init container that asks for them: its CUDA calls fail";
 const UNCLEAR: &str = "the API server does not show yet which of the pod's containers it is";
@@ -53,7 +52,7 @@ const UNCLEAR: &str = "the API server does not show yet which of the pod's conta
 const CLEAR_WITHIN: Duration = Duration::from_secs(2);
 const LOOKED_AT_EVERY: Duration = Duration::from_millis(50);
 /// Tells the container which allocation it has.
-const ALLOCATION: &str = "SLUICE_ALLOCATION";
+pub(crate) const ALLOCATION: &str = "SLUICE_ALLOCATION";
 
 /// A resource, and what it is made of.
 #[derive(Clone, Debug)]
@@ -163,9 +162,8 @@ impl Offer {
         let folder = self.allocations.of(&allocation.key);
         let hook = self.hook.as_ref().filter(|hook| hook.is_there());
         let own = hook.map(|_| image_preloads::of(&folder));
-        let mut mounts = self.injection.mounts(own.as_deref())?;
-        mounts.push(mount(&folder, FOLDER, true));
-        mounts.push(mount(&self.allocations.session_of(&allocation.key), SESSION, false));
+        let session = self.allocations.session_of(&allocation.key);
+        let mut mounts = self.injection.mounts((&folder, &session), own.as_deref())?;
         mounts.extend(libraries.into_iter().flatten());
         let Allocation { key, gpus, .. } = allocation;
         let visible: Vec<String> = gpus.iter().map(ToString::to_string).collect();

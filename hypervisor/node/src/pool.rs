@@ -96,11 +96,16 @@ pub struct AllocationKey(String);
 impl AllocationKey {
     /// Of these ids, in any order.
     fn of(ids: &BTreeSet<UnitId>) -> Self {
-        let mut hash = Sha256::new();
         let mut written: Vec<String> = ids.iter().map(UnitId::to_string).collect();
         written.sort_unstable();
-        for id in written {
-            hash.update(id);
+        Self::of_lines(&written)
+    }
+
+    /// Of what no ids of a kubelet name.
+    pub(crate) fn of_lines(lines: &[impl AsRef<[u8]>]) -> Self {
+        let mut hash = Sha256::new();
+        for line in lines {
+            hash.update(line);
             hash.update(b"\n");
         }
         Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

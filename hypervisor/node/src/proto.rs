@@ -1,4 +1,4 @@
-//! The kubelet's device plugin API, v1beta1, and its PodResources API, v1.
+//! The kubelet's APIs: for device plugins, v1beta1, of PodResources, v1, and for DRA drivers, v1.
 
 #![allow(
     missing_docs,
@@ -15,6 +15,16 @@ tonic::include_proto!("v1beta1");
 /// The PodResources API.
 pub mod pod_resources {
     tonic::include_proto!("v1");
+}
+
+/// The API for DRA drivers.
+pub mod dra {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// How DRA drivers are registered.
+pub mod plugin_registration {
+    tonic::include_proto!("pluginregistration");
 }
 
 /// The version of the device plugin API that both sides name.

@@ -10,7 +10,7 @@ use dialects::claims::ContainerClaims;
 use dialects::{Counts, Dialect, PodClaims, Resource, Share, pods};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use limits::{GpuId, Policy};
+use limits::GpuId;
 use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Waiting, WriteError};
@@ -163,10 +163,7 @@ impl Resolver {
         Self::check_place(holder, &wish, &waiting.gpus)?;
         let parts = self.parts(holder, &wish, &waiting.gpus)?;
         let promised = self.promised(owner, (&parts, waiting), containers);
-        let policy = match &wish {
-            Wish::Said { policy, .. } => *policy,
-            Wish::Counted(_) => Policy::Fixed,
-        };
+        let policy = wish.policy();
         let (holder, daemon) = (holder.clone(), self.daemon.to_path_buf());
         let (uid, is_init) =
             (pod.as_ref().and_then(|pod| pod.metadata.uid.clone()), listed.is_none());

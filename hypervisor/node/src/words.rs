@@ -82,7 +82,7 @@ mod tests {
     fn a_pods_policy_comes_before_its_nodes() {
         let of = |annotations| match said(&annotations, "main").unwrap() {
             Wish::Said { need, policy, .. } => (need.cores, policy),
-            Wish::Counted(_) => panic!("the pod says it"),
+            _ => panic!("the pod says it"),
         };
         assert_eq!(of(json!({})), (10, Policy::Balance));
         assert_eq!(of(json!({"nvidia.com/vgpu-compute-policy": "Fixed"})), (10, Policy::Fixed));

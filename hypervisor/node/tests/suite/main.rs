@@ -15,6 +15,7 @@ mod bad_options;
 mod cluster;
 mod contained;
 mod dialects_at_once;
+mod dra;
 mod gpus;
 mod health;
 mod identity;

@@ -159,9 +159,11 @@ impl GoClient {
         Ok(Self { authority: socket.to_str().unwrap().into(), out, streams })
     }
 
+    /// `method`: of the device plugin's service, or SERVICE/METHOD.
     pub(crate) async fn watch(&self, method: &str, request: &impl Message) -> Watched {
         let (send, receive) = mpsc::unbounded_channel();
-        let path = format!("/v1beta1.DevicePlugin/{method}");
+        let service = if method.contains('/') { "" } else { "v1beta1.DevicePlugin/" };
+        let path = format!("/{service}{method}");
         let body = request.encode_to_vec();
         let mut message = vec![0];
         message.extend(u32::try_from(body.len()).unwrap().to_be_bytes());

@@ -71,7 +71,12 @@ impl FakeKubelet {
     }
 
     fn with(folder: TempDir) -> Self {
-        for inside in ["kubelet/device-plugins", "kubelet/pod-resources", "library"] {
+        for inside in [
+            "kubelet/device-plugins",
+            "kubelet/plugins_registry",
+            "kubelet/pod-resources",
+            "library",
+        ] {
             fs::create_dir_all(folder.path().join(inside)).unwrap();
         }
         for library in ["libcuda_limiter.so", "libadd_path.so"] {

@@ -104,6 +104,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         gpu_info: None,
         hami: dialects::registers::HamiForm::default(),
         cluster: None,
+        dra: None,
     }
 }
 
