@@ -147,6 +147,10 @@ enum Command {
         /// that reads CDI files
         #[arg(long, requires = "node_name")]
         dra: bool,
+        /// Limit containers of KAI's pods (gpu-fraction, gpu-memory) as the container runtime creates them, by NRI:
+        /// containerd 2, or 1.7 with NRI switched on [default socket: /var/run/nri/nri.sock]
+        #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = node::NRI)]
+        nri: Option<PathBuf>,
         /// Directory from which the container runtime reads CDI files, for --keep-image-preloads and --dra
         #[arg(long, value_name = "DIR", default_value = node::CDI)]
         cdi_dir: PathBuf,
@@ -375,6 +379,7 @@ fn main() -> ExitCode {
             driver,
             keep_image_preloads,
             dra,
+            nri,
             cdi_dir: cdi,
             hook,
             check,
@@ -402,6 +407,7 @@ fn main() -> ExitCode {
                 devices,
                 driver,
                 dra: dra.then(|| cdi.clone()),
+                nri,
                 image_preloads: keep_image_preloads.then_some(ImagePreloads { cdi, program }),
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 gpu_info,

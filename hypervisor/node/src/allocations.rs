@@ -665,6 +665,17 @@ impl Entry {
 }
 
 impl Decision {
+    /// What is promised is all that it has.
+    pub(crate) fn in_full(
+        holder: Holder,
+        pod: Option<String>,
+        parts: Vec<Part>,
+        (policy, daemon): (Policy, PathBuf),
+    ) -> Self {
+        let promised = parts.iter().map(|part| (part.gpu, part.share)).collect();
+        Self { holder, pod, parts, promised, is_init: false, policy, daemon }
+    }
+
     /// Whether its GPUs have what it promises left beside others.
     fn has_room(&self, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
         self.promised.iter().try_for_each(|(gpu, share)| {

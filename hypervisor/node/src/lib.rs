@@ -23,6 +23,7 @@ mod injection;
 mod libraries;
 mod live;
 mod mounted;
+mod nri;
 mod often;
 mod options;
 mod outcomes;
@@ -62,6 +63,7 @@ pub use image_preloads::{
     keep_image_preloads,
 };
 pub use injection::{InjectionError, InstallError, install};
+pub use nri::NRI;
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
 };
@@ -237,6 +239,16 @@ pub async fn serve(
         let publish = claims.clone().publish();
         tasks.spawn(async { match publish.await {} });
         tasks.spawn(async { match claims.tell_usage().await {} });
+    }
+    if let Some(socket) = &options.nri {
+        let plugin = nri::Plugin {
+            socket: socket.clone(),
+            pool: pool.clone(),
+            allocations: Arc::clone(&allocations),
+            injection: injection.clone(),
+            cluster: cluster.clone(),
+        };
+        tasks.spawn(async { match plugin.keep().await {} });
     }
     let (hide, hidden) = watch::channel(Arc::default());
     tasks.spawn(keep_hidden(Arc::clone(&allocations), pool.clone(), resources.clone(), hide));

@@ -103,6 +103,8 @@ pub struct Options {
     pub cluster: Option<ClusterOptions>,
     /// Where the container runtime finds the CDI files of claims. `None`: there is no DRA driver.
     pub dra: Option<PathBuf>,
+    /// The container runtime's socket for its plugins. `None`: containers of other schedulers are left alone.
+    pub nri: Option<PathBuf>,
 }
 
 /// An option that cannot be followed.
@@ -176,7 +178,7 @@ impl Options {
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
         let hook = self.image_preloads.as_ref();
         let hook = hook.map(|hook| [("--cdi-dir", &hook.cdi), ("--hook", &hook.program)]);
-        let ways = [("--cdi-dir", &self.dra)];
+        let ways = [("--cdi-dir", &self.dra), ("--nri", &self.nri)];
         let ways = ways.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?)));
         let always = [
             ("--kubelet-dir", &self.kubelet),

@@ -1,4 +1,5 @@
-//! The kubelet's APIs: for device plugins, v1beta1, of PodResources, v1, and for DRA drivers, v1.
+//! The kubelet's APIs: for device plugins, v1beta1, of PodResources, v1, and for DRA drivers, v1. And NRI, the container
+//! runtime's, with the protocol below it.
 
 #![allow(
     missing_docs,
@@ -20,6 +21,16 @@ pub mod pod_resources {
 /// The API for DRA drivers.
 pub mod dra {
     tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// NRI: what a container runtime asks plugins.
+pub mod nri {
+    tonic::include_proto!("nri.pkg.api.v1alpha1");
+}
+
+/// The protocol of NRI.
+pub mod ttrpc {
+    tonic::include_proto!("ttrpc");
 }
 
 /// How DRA drivers are registered.

@@ -17,6 +17,8 @@ use crate::pool::AllocationKey;
 pub(crate) enum Grantor {
     /// A ResourceClaim of the DRA driver. Its UID owns the allocation.
     Claim,
+    /// A scheduler whose containers the runtime shows by NRI. The pod's UID owns the allocation.
+    Runtime,
 }
 
 impl Grantor {
@@ -24,13 +26,14 @@ impl Grantor {
     const fn name(self) -> &'static str {
         match self {
             Self::Claim => "claim",
+            Self::Runtime => "runtime",
         }
     }
 }
 
 impl Entry {
     pub(super) fn is_granted(&self) -> bool {
-        Grantor::Claim.name() == self.resource
+        [Grantor::Claim, Grantor::Runtime].iter().any(|by| by.name() == self.resource)
     }
 }
 

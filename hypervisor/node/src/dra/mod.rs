@@ -124,9 +124,7 @@ impl Driver {
         let Planned { holder, pod, parts, policy, devices } = planned;
         let edits = self.files_of(&devices)?;
         let daemon = self.injection.daemon_inside();
-        let promised = parts.iter().map(|part| (part.gpu, part.share)).collect();
-        let is_init = false;
-        let decision = Decision { holder, pod, parts, promised, is_init, policy, daemon };
+        let decision = Decision::in_full(holder, pod, parts, (policy, daemon));
         let key = self.allocations.grant(Grantor::Claim, (uid, ""), &decision)?;
         let (folder, session) = (self.allocations.of(&key), self.allocations.session_of(&key));
         let mut mounts =

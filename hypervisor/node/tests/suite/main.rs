@@ -24,6 +24,7 @@ mod init_containers;
 mod killed;
 mod kubelets_side;
 mod names;
+mod nri;
 mod outages;
 mod people;
 mod permissions;

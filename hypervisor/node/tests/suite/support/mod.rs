@@ -105,6 +105,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         hami: dialects::registers::HamiForm::default(),
         cluster: None,
         dra: None,
+        nri: None,
     }
 }
 

@@ -1,0 +1,280 @@
+//! Containers that get their GPUs by KAI's scheduler: what a container runtime sends a plugin by NRI, and what it is
+//! answered.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use node::proto::ContainerAllocateResponse;
+use node::proto::nri::{
+    ConfigureResponse, Container, ContainerAdjustment, CreateContainerRequest,
+    CreateContainerResponse, Mount, PodSandbox, PodSandboxRequest, RegisterPluginRequest,
+    StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+};
+use node::proto::ttrpc::{Request, Response};
+use node::{ClusterOptions, Options};
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::contained::{Image, TAKE, memory, prepared, result, run_in};
+use super::support::{Agent, ApiServer, FakeKubelet, gpu, in_time, options, shows, until};
+
+/// containerd's side: it calls on connection 1, and is called on connection 2.
+struct Runtime {
+    socket: UnixStream,
+    stream: u32,
+}
+
+impl Runtime {
+    /// A plugin comes, and is told which pods there are.
+    async fn with_plugin(listener: &UnixListener, pods: &[&str]) -> Self {
+        let (socket, _) = in_time(listener.accept()).await.unwrap();
+        let mut runtime = Self { socket, stream: 1 };
+        let (2, 1, call) = runtime.receive().await else { panic!("it registers") };
+        let call = Request::decode(&*call).unwrap();
+        assert_eq!(
+            (&*call.service, &*call.method),
+            ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
+        );
+        let plugin = RegisterPluginRequest::decode(&*call.payload).unwrap();
+        assert_eq!((&*plugin.plugin_name, &*plugin.plugin_idx), ("sluice", "90"));
+        runtime.send(2, (1, 2), &Response::default().encode_to_vec()).await;
+        let configured: ConfigureResponse = runtime.call("Configure", &()).await.unwrap();
+        // CreateContainer, StopPodSandbox and RemovePodSandbox.
+        assert_eq!(configured.events, 0b1110);
+        let pod = |uid: &&str| PodSandbox { uid: (*uid).to_owned(), ..PodSandbox::default() };
+        for more in [true, false] {
+            let pods = if more { pods.iter().map(pod).collect() } else { Vec::new() };
+            let request = SynchronizeRequest { pods, more };
+            let answer: SynchronizeResponse = runtime.call("Synchronize", &request).await.unwrap();
+            assert_eq!(answer.more, more);
+        }
+        runtime
+    }
+
+    async fn receive(&mut self) -> (u32, u8, Vec<u8>) {
+        let mut message = Vec::new();
+        loop {
+            let connection = in_time(self.socket.read_u32()).await.unwrap();
+            let length = self.socket.read_u32().await.unwrap();
+            // A runtime's buffer: a longer piece is an error of its own.
+            assert!(length <= 4096, "{length}");
+            let begin = message.len();
+            message.resize(begin + usize::try_from(length).unwrap(), 0);
+            self.socket.read_exact(&mut message[begin..]).await.unwrap();
+            let size = u32::from_be_bytes(message[..4].try_into().unwrap());
+            if message.len() == 10 + usize::try_from(size).unwrap() {
+                return (connection, message[8], message.split_off(10));
+            }
+        }
+    }
+
+    /// Go's writer has a buffer: what does not fit comes in two pieces.
+    async fn send(&mut self, connection: u32, (stream, kind): (u32, u8), payload: &[u8]) {
+        let mut message = u32::try_from(payload.len()).unwrap().to_be_bytes().to_vec();
+        message.extend(stream.to_be_bytes());
+        message.extend([kind, 0]);
+        message.extend(payload);
+        let (first, second) = message.split_at(message.len().min(4096));
+        for piece in [first, second].into_iter().filter(|piece| !piece.is_empty()) {
+            self.socket.write_u32(connection).await.unwrap();
+            self.socket.write_u32(u32::try_from(piece.len()).unwrap()).await.unwrap();
+            self.socket.write_all(piece).await.unwrap();
+        }
+    }
+
+    async fn call<T: Message + Default>(
+        &mut self,
+        method: &str,
+        message: &impl Message,
+    ) -> Result<T, String> {
+        let request = Request {
+            service: "nri.pkg.api.v1alpha1.Plugin".to_owned(),
+            method: method.to_owned(),
+            payload: message.encode_to_vec(),
+            timeout_nano: 2_000_000_000,
+        };
+        self.stream += 2;
+        self.send(1, (self.stream, 1), &request.encode_to_vec()).await;
+        let (1, 2, answer) = self.receive().await else { panic!("an answer to {method}") };
+        let Response { status, payload } = Response::decode(&*answer).unwrap();
+        match status.filter(|status| status.code != 0) {
+            Some(status) => Err(status.message),
+            None => Ok(T::decode(&*payload).unwrap()),
+        }
+    }
+
+    async fn create(
+        &mut self,
+        pod: &PodSandbox,
+        container: Container,
+    ) -> Result<Option<ContainerAdjustment>, String> {
+        let (pod, container) = (Some(pod.clone()), Some(container));
+        let request = CreateContainerRequest { pod, container };
+        let answer: CreateContainerResponse = self.call("CreateContainer", &request).await?;
+        Ok(answer.adjust)
+    }
+}
+
+fn pod(name: &str, annotations: &[(&str, &str)]) -> PodSandbox {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    PodSandbox {
+        id: format!("sandbox-of-{name}"),
+        name: name.to_owned(),
+        uid: format!("uid-of-{name}"),
+        namespace: "team".to_owned(),
+        annotations: annotations.iter().map(own).collect(),
+    }
+}
+
+/// As KAI's binder lets it see a GPU, by a ConfigMap that the kubelet has read. `mounts`: where volumes are.
+fn container(name: &str, visible: &str, mounts: &[&str]) -> Container {
+    let mount = |path: &&str| Mount { destination: (*path).to_owned(), ..Mount::default() };
+    // Long, as the variables of services are.
+    let mut env: Vec<String> =
+        (0..300).map(|at| format!("SERVICE_{at}=tcp://10.0.0.1:80")).collect();
+    env.extend(["GPU_PORTION=0.5".to_owned(), format!("NVIDIA_VISIBLE_DEVICES={visible}")]);
+    Container {
+        id: format!("id-of-{name}"),
+        name: name.to_owned(),
+        env,
+        mounts: mounts.iter().map(mount).collect(),
+    }
+}
+
+/// What a runtime makes of an adjustment.
+fn adjusted(adjustment: ContainerAdjustment) -> ContainerAllocateResponse {
+    let mount = |mount: Mount| node::proto::Mount {
+        read_only: mount.options.iter().any(|option| option == "ro"),
+        host_path: mount.source,
+        container_path: mount.destination,
+    };
+    ContainerAllocateResponse {
+        envs: adjustment.env.into_iter().map(|one| (one.key, one.value)).collect::<HashMap<_, _>>(),
+        mounts: adjustment.mounts.into_iter().map(mount).collect(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+fn with_nri(folder: &Path) -> (Options, PathBuf) {
+    let socket = folder.join("nri.sock");
+    (Options { nri: Some(socket.clone()), ..options(folder) }, socket)
+}
+
+#[tokio::test]
+async fn a_container_of_kai_is_held_to_memory_and_compute() {
+    let Some(kubelet) = prepared() else { return };
+    let (options, socket) = with_nri(kubelet.path());
+    let listener = UnixListener::bind(socket).unwrap();
+    let agent = Agent::start(options, shows(2));
+    let mut runtime = Runtime::with_plugin(&listener, &[]).await;
+    let first = gpu(0).to_string();
+    let run = |adjustment: ContainerAdjustment, name: &str, words: &[&str]| {
+        let answer = adjusted(adjustment);
+        run_in(kubelet.path(), None, Image::default(), &answer, name, &[], words).end()
+    };
+    let memory_pod = pod("memory", &[("gpu-memory", "1024")]);
+    let created = runtime.create(&memory_pod, container("main", &first, &["/data"])).await;
+    let (code, said) = run(created.unwrap().unwrap(), "memory", &TAKE).await;
+    // A context takes 512 MiB on the simulated device.
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    let fraction = pod("fraction", &[("gpu-fraction", "0.4")]);
+    let created = runtime.create(&fraction, container("main", &first, &[])).await;
+    let dense = ["/image/tenant", "dense", "--kernel-us", "1000", "--seconds", "5"];
+    let (code, said) = run(created.unwrap().unwrap(), "fraction", &dense).await;
+    assert_eq!(code, Some(0), "{said}");
+    let percent = result(&said)["kernels"].as_u64().unwrap() / 50;
+    println!("a gpu-fraction of 0.4: {percent} % of the GPU's time");
+    assert!((1..=45).contains(&percent), "{percent} %");
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_runtime_asks_is_answered_and_what_has_ended_is_given_back() {
+    let kubelet = FakeKubelet::running();
+    let (options, socket) = with_nri(kubelet.path());
+    let listener = UnixListener::bind(socket).unwrap();
+    let agent = Agent::start(options.clone(), shows(2));
+    let mut runtime = Runtime::with_plugin(&listener, &[]).await;
+    let (first, half) = (gpu(0).to_string(), [("gpu-fraction", "0.5")]);
+    let folders = || {
+        let all = fs::read_dir(&options.allocations).unwrap().map(|one| one.unwrap().path());
+        all.filter(|path| path.join("sluice-session.json").exists()).count()
+    };
+    // Others are left alone.
+    let plain = runtime.create(&pod("plain", &[]), container("main", "all", &[])).await;
+    assert_eq!(plain, Ok(None));
+    let (a, b, c) = (pod("a", &half), pod("b", &half), pod("c", &half));
+    let own = runtime.create(&a, container("main", &first, &[])).await.unwrap().unwrap();
+    let inside: Vec<&str> = own.mounts.iter().map(|mount| &*mount.destination).collect();
+    let wanted =
+        ["library", "daemon", "allocation", "session"].map(|name| format!("/run/sluice/{name}"));
+    assert!(wanted.iter().all(|path| inside.contains(&&**path)), "{inside:?}");
+    assert!(inside.contains(&"/etc/ld.so.preload") && own.env[0].key == "SLUICE_ALLOCATION");
+    // It is started anew: the same one.
+    let again = runtime.create(&a, container("main", &first, &[])).await.unwrap().unwrap();
+    assert_eq!(again, own);
+    runtime.create(&b, container("main", &first, &[])).await.unwrap();
+    let full = runtime.create(&c, container("main", &first, &[])).await.unwrap_err();
+    assert!(
+        full.starts_with("sluice: team/c/main: cores of ") && full.contains("0 of 100 are left"),
+        "{full}"
+    );
+    let volume = runtime.create(&c, container("main", &first, &["/var/run/sluice/allocation"]));
+    let volume = volume.await.unwrap_err();
+    assert!(volume.contains("would take its limits away"), "{volume}");
+    let wrong = pod("wrong", &[("gpu-fraction", "2")]);
+    let wrong = runtime.create(&wrong, container("main", &first, &[])).await.unwrap_err();
+    assert!(wrong.ends_with("expected a number above 0, up to 1"), "{wrong}");
+    let other = pod("other", &[half[0], ("gpu-fraction-container-name", "main")]);
+    let hidden = runtime.create(&other, container("sidecar", "all", &[])).await.unwrap().unwrap();
+    assert_eq!((&*hidden.env[0].key, &*hidden.env[0].value), ("NVIDIA_VISIBLE_DEVICES", "void"));
+    // A pod ends, in the words of both versions.
+    let ended = StateChangeEvent { event: 2, pod: Some(a.clone()) };
+    runtime.call::<()>("StateChange", &ended).await.unwrap();
+    runtime.create(&c, container("main", &first, &[])).await.unwrap().unwrap();
+    let ended = PodSandboxRequest { pod: Some(b) };
+    runtime.call::<()>("StopPodSandbox", &ended).await.unwrap();
+    assert_eq!(folders(), 1);
+    runtime.create(&a, container("main", &first, &[])).await.unwrap().unwrap();
+    assert_eq!(folders(), 2);
+    // The agent is away while pods come and go. The runtime tells what is left.
+    agent.kill().await;
+    drop(runtime);
+    let agent = Agent::start(options.clone(), shows(2));
+    let runtime = Runtime::with_plugin(&listener, &["uid-of-a", "uid-of-x"]).await;
+    assert_eq!(folders(), 1);
+    // The runtime restarts.
+    drop(runtime);
+    _ = Runtime::with_plugin(&listener, &[]).await;
+    assert_eq!(folders(), 0);
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_nri_people_are_told_once() {
+    let kubelet = FakeKubelet::running();
+    let server = ApiServer::start(kubelet.path()).await.unwrap();
+    let kubeconfig = Some(server.kubeconfig.clone());
+    let cluster = Some(ClusterOptions { node: "here".to_owned(), kubeconfig });
+    let (options, socket) = with_nri(kubelet.path());
+    let agent = Agent::start(Options { cluster, ..options }, shows(1));
+    let told = || {
+        let all = server.objects.written("POST", "/events").into_iter();
+        all.filter(|event| event["reason"] == "NRIUnavailable").collect::<Vec<_>>()
+    };
+    until("it is told", || !told().is_empty()).await;
+    let note = told()[0]["note"].as_str().unwrap().to_owned();
+    assert!(
+        note.contains("nri.sock: No such file") && note.contains("are not limited until"),
+        "{note}"
+    );
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(told().len(), 1);
+    // It is switched on.
+    let listener = UnixListener::bind(socket).unwrap();
+    Runtime::with_plugin(&listener, &[]).await;
+    agent.stop().await.unwrap();
+}
