@@ -233,6 +233,15 @@ def check_chart(program):
     info = pod_of(rendered({"dialects": ["vgpu-rs"], "gpuInfo": "tflops"}), AGENT)
     expect("--gpu-info=/etc/sluice/gpu-info/gpu-info.yaml" in info["containers"][1]["args"]
            and {"name": "gpu-info", "configMap": {"name": "tflops"}} in info["volumes"], "gpuInfo")
+    ways = rendered({"dra": {"enabled": True}, "nri": {"enabled": True}, "kubeletDir": "/data/kubelet"})
+    agent = pod_of(ways, AGENT)["containers"][1]
+    sees = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    expect({"--dra", "--nri"} <= set(agent["args"])
+           and {"/var/run/cdi", "/data/kubelet/plugins_registry", "/var/run/nri"} <= sees, f"dra and nri: {agent}")
+    expect(ways[("DeviceClass", "gpu.sluice.dev")]["spec"]["selectors"], "dra: no class")
+    check_types_of(ways.values(), "the chart with dra")
+    check_policy_of_slices(ways[("ValidatingAdmissionPolicy", "sluice-dra")])
+    expect(not [one for one in rendered({}) if one[1] in ("gpu.sluice.dev", "sluice-dra")], "DRA without dra.enabled")
     labels = {"release": "kube-prometheus-stack"}
     told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True, "rules": True, "labels": labels}})
     monitors = [("ServiceMonitor", "sluice"), ("PrometheusRule", "sluice"), ("PrometheusRule", "sluice-compatibility")]
@@ -386,6 +395,18 @@ def check_policy_of_agents(policy):
         expect(bool(said) == bool(words) and (not words or words in said[0]), f"{operation} of {old} by {who}: {said}")
 
 
+def check_policy_of_slices(policy):
+    own = {"authentication.kubernetes.io/node-name": ["one"]}
+    for node, driver, extra, user, accepted in [
+        ("one", "gpu.sluice.dev", own, AGENT_USER, True), ("two", "gpu.sluice.dev", own, AGENT_USER, False),
+        ("one", "gpu.nvidia.com", own, AGENT_USER, False), ("one", "gpu.sluice.dev", {}, AGENT_USER, False),
+        ("two", "gpu.nvidia.com", {}, "system:node:two", True),
+    ]:
+        request = {"operation": "CREATE", "userInfo": {"username": user, "extra": extra}}
+        said = refusals(policy, request, None, {"spec": {"nodeName": node, "driver": driver}})
+        expect(bool(said) != accepted, f"a slice of {driver} on {node} by {user}: {said}")
+
+
 def check_policy_of_pods(policies):
     """Those of the chart with each dialect, by what its pods request."""
     for dialect, resource in [
@@ -412,18 +433,23 @@ def check_samples():
     for path in sorted(glob.glob(f"{DEPLOY}/samples/*.yaml")):
         with open(path, encoding="utf-8") as file:
             for one in yaml.safe_load_all(file):
-                expect(one["kind"] == "Pod" and one["metadata"]["namespace"] == "default", f"{path}: {one['kind']}")
+                known = one["kind"] in ("Pod", "ResourceClaimTemplate")
+                expect(known and one["metadata"]["namespace"] == "default", f"{path}: {one['kind']}")
+
+
+def check_types_of(objects, what):
+    """Each field is one of Kubernetes' own. What operators define has no schema there."""
+    for one in objects:
+        try:
+            kubernetes_validate.validate(one, "1.34", strict=True)
+        except kubernetes_validate.ValidationError as error:
+            wrong.append(f"{what}: {one['kind']}: {error.message}")
 
 
 def check_types(paths):
-    """Each field is one of Kubernetes' own. What operators define has no schema there."""
     for path in paths:
         with open(path, encoding="utf-8") as file:
-            for one in yaml.safe_load_all(file):
-                try:
-                    kubernetes_validate.validate(one, "1.34", strict=True)
-                except kubernetes_validate.ValidationError as error:
-                    wrong.append(f"{path}: {one['kind']}: {error.message}")
+            check_types_of(yaml.safe_load_all(file), path)
 
 
 check_schema()
