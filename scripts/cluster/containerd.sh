@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The hook that keeps what images preload, under containerd and a real kubelet: containerd.sh PROGRAMS TOOLS PARTS FOLDER,
-# started by scripts/xtask. TOOLS has containerd and runc. Prints what was seen, ends with 0 if all of it is right.
+# The hook that keeps what images preload, and limits by NRI, under containerd and a real kubelet: containerd.sh PROGRAMS
+# TOOLS PARTS FOLDER, started by scripts/xtask. TOOLS has containerd and runc. Prints what was seen, ends with 0 if all of it is right.
 set -euo pipefail
 programs=$1 tools=$2 parts=$3 folder=$4
 mkdir -p "$folder"/{kubelet,containerd}
@@ -30,6 +30,8 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.nri.v1.nri"]
+disable = false
 EOF
 mkdir /run/containerd
 start containerd containerd --config "$folder/containerd.toml"
@@ -71,11 +73,13 @@ ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
 mkdir -p "$folder"/library /run/sluice
 cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/library"
 start agent "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" --keep-image-preloads \
-    --feature-gates CorePlugin=true,MemoryPlugin=true --hook "$parts/hypervisor"
+    --nri --feature-gates CorePlugin=true,MemoryPlugin=true --hook "$parts/hypervisor"
 offers() {
     ask "$api/api/v1/nodes/node" | jq -e '.status.allocatable["nvidia.com/vgpu-memory"] // "0" | tonumber > 0'
 }
 until_so 90 'the node offers memory' offers
+
+until_so 30 'containerd calls the agent' grep -q 'the container runtime calls' "$log/agent"
 
 # pod NAME COMMAND: it has its node's network, since there is no other.
 pod() {
@@ -101,3 +105,38 @@ for time in 0 1; do
     [ "$mib" = 1024 ] || die "the container has $mib MiB: $lines"
     echo "container $time: $mib MiB; $(grep '^of the image' <<<"$lines")"
 done
+
+# As KAI's binder leaves a pod: a GPU in a variable, by a ConfigMap, and no resource. A volume over the limits is
+# an error of the container.
+# kai NAME ANNOTATIONS MOUNTS COMMAND
+kai() {
+    jq -n --arg name "$1" --argjson annotations "$2" --argjson mounts "$3" --arg command "$4" '{apiVersion: "v1", kind: "Pod",
+        metadata: {name: $name, annotations: $annotations}, spec: {nodeName: "node", hostNetwork: true,
+            automountServiceAccountToken: false, enableServiceLinks: false, restartPolicy: "Never",
+            terminationGracePeriodSeconds: 0, volumes: [{name: "own", emptyDir: {}}], containers: [{name: $name,
+                image: "sluice.test/preloading:1", imagePullPolicy: "Never", command: ["bash", "-c", $command], volumeMounts: $mounts,
+                env: [{name: "NVIDIA_VISIBLE_DEVICES", value: "GPU-5a1ce000-0000-4000-8000-000000000000"},
+                    {name: "LD_LIBRARY_PATH", value: "/opt"}, {name: "SLUICE_FAKE_NODE", value: "/tmp/fake-node"}]}]}}' |
+        post /api/v1/namespaces/default/pods >/dev/null
+}
+said() {
+    cut -d ' ' -f 4- /var/log/pods/default_"$1"_*/"$1"/0.log
+}
+kai by-memory '{"gpu-memory": "1024"}' '[]' 'tenant mem --api alloc --chunk 16MiB --cap 8GiB'
+until_so 90 'its program has run' sh -c 'grep meminfo_total /var/log/pods/default_by-memory_*/by-memory/0.log'
+mib=$(said by-memory | grep '^{' | jq '.meminfo_total / 1048576')
+[ "$mib" = 1024 ] || die "gpu-memory: 1024 is $mib MiB: $(said by-memory)"
+kai by-fraction '{"gpu-fraction": "0.3"}' '[]' 'tenant dense --kernel-us 1000 --seconds 5'
+until_so 90 'its program has run' sh -c 'grep kernels /var/log/pods/default_by-fraction_*/by-fraction/0.log'
+kernels=$(said by-fraction | grep '^{' | jq .kernels)
+# Of 5000 kernels that take 1 ms each, 30 %. A busy machine gives less.
+if [ "$kernels" -lt 500 ] || [ "$kernels" -gt 1750 ]; then
+    die "$kernels kernels are not 30 % of 5000: $(said by-fraction)"
+fi
+kai covered '{"gpu-fraction": "0.1"}' '[{"name": "own", "mountPath": "/run/sluice/allocation"}]' 'sleep 9'
+refused() {
+    ask "$api/api/v1/namespaces/default/pods/covered" |
+        jq -e '.status.containerStatuses[0].state.waiting.message // "" | contains("would take its limits away")'
+}
+until_so 60 'a volume over its limits is refused' refused
+echo "pods of KAI: $mib MiB, $kernels of 5000 kernels"
