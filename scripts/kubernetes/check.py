@@ -241,6 +241,10 @@ def check_chart(program):
     expect(ways[("DeviceClass", "gpu.sluice.dev")]["spec"]["selectors"], "dra: no class")
     check_types_of(ways.values(), "the chart with dra")
     check_policy_of_slices(ways[("ValidatingAdmissionPolicy", "sluice-dra")])
+    for path, is_refused in [("/data", False), ("/var/run/sluice/allocation", True)]:
+        spec = {"containers": [{"name": "a", "volumeMounts": [{"mountPath": path}]}], "resourceClaims": [{"name": "gpu"}]}
+        said = refusals(ways[("ValidatingAdmissionPolicy", "sluice-pods")], {"operation": "CREATE"}, None, {"spec": spec})
+        expect(bool(said) == is_refused, f"a volume at {path} of a pod with a claim: {said}")
     expect(not [one for one in rendered({}) if one[1] in ("gpu.sluice.dev", "sluice-dra")], "DRA without dra.enabled")
     labels = {"release": "kube-prometheus-stack"}
     told = rendered({"metrics": {"enabled": True, "tlsSecret": "tls", "serviceMonitor": True, "rules": True, "labels": labels}})
