@@ -147,8 +147,8 @@ enum Command {
         /// that reads CDI files
         #[arg(long, requires = "node_name")]
         dra: bool,
-        /// Limit containers of KAI's pods (gpu-fraction, gpu-memory) as the container runtime creates them, by NRI:
-        /// containerd 2, or 1.7 with NRI switched on [default socket: /var/run/nri/nri.sock]
+        /// Limit containers of KAI's pods (gpu-fraction, gpu-memory), and with shared claims of NVIDIA's DRA driver, as the
+        /// container runtime creates them, by NRI: containerd 2, or 1.7 with NRI switched on [default socket: /var/run/nri/nri.sock]
         #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = node::NRI)]
         nri: Option<PathBuf>,
         /// Directory from which the container runtime reads CDI files, for --keep-image-preloads and --dra

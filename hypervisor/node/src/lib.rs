@@ -248,6 +248,8 @@ pub async fn serve(
             injection: injection.clone(),
             cluster: cluster.clone(),
         };
+        let forget = plugin.clone().forget_claims();
+        tasks.spawn(async { match forget.await {} });
         tasks.spawn(async { match plugin.keep().await {} });
     }
     let (hide, hidden) = watch::channel(Arc::default());

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use limits::{GpuId, Limits};
 use session::allocation;
@@ -19,21 +19,26 @@ pub(crate) enum Grantor {
     Claim,
     /// A scheduler whose containers the runtime shows by NRI. The pod's UID owns the allocation.
     Runtime,
+    /// A ResourceClaim of NVIDIA's DRA driver. Its UID owns the allocation.
+    NvidiaClaim,
 }
 
 impl Grantor {
+    const ALL: [Self; 3] = [Self::Claim, Self::Runtime, Self::NvidiaClaim];
+
     /// In an allocation's facts, in the place of a resource.
     const fn name(self) -> &'static str {
         match self {
             Self::Claim => "claim",
             Self::Runtime => "runtime",
+            Self::NvidiaClaim => "nvidia-claim",
         }
     }
 }
 
 impl Entry {
     pub(super) fn is_granted(&self) -> bool {
-        [Grantor::Claim, Grantor::Runtime].iter().any(|by| by.name() == self.resource)
+        Grantor::ALL.iter().any(|by| by.name() == self.resource)
     }
 }
 
@@ -49,13 +54,14 @@ impl Allocations {
         let key = AllocationKey::of_lines(&[by.name(), owner, name]);
         let gpus: Vec<GpuId> = decision.parts.iter().map(|part| part.gpu).collect();
         let mut table = self.table();
-        let is_same = |entry: &Entry| {
+        let is_same = |entry: &&mut Entry| {
             let shares = decision.parts.iter().map(|part| (part.gpu, part.share));
             entry.holder.is_some()
                 && entry.shares.iter().copied().eq(shares)
                 && OwnerSettings::of(&self.of(&key)).is_ok()
         };
-        if table.get(&key).is_some_and(is_same) {
+        if let Some(entry) = table.get_mut(&key).filter(is_same) {
+            entry.started = Some(Instant::now());
             return Ok(key);
         }
         let others = table.iter().filter(|(other, _)| **other != key);
@@ -122,5 +128,64 @@ impl Allocations {
             self.has_changed();
         }
         Ok(())
+    }
+
+    /// Removes what was last granted longer ago than that, and that is not `mounted` any more.
+    pub(crate) fn release_unused(
+        &self,
+        by: Grantor,
+        ago: Duration,
+        mounted: impl FnOnce(&[AllocationKey]) -> BTreeSet<AllocationKey>,
+    ) -> io::Result<()> {
+        let is_old =
+            |entry: &Entry| entry.resource == by.name() && entry.last_touched().elapsed() > ago;
+        let table = self.table();
+        let old = table.iter().filter(|(_, entry)| is_old(entry)).map(|(key, _)| key.clone());
+        let old: Vec<AllocationKey> = old.collect();
+        drop(table);
+        if old.is_empty() {
+            return Ok(());
+        }
+        let mounted = mounted(&old);
+        let mut table = self.table();
+        for key in old.into_iter().filter(|key| !mounted.contains(key)) {
+            // It may have been granted again meanwhile.
+            if table.get(&key).is_some_and(is_old) {
+                self.remove(&self.of(&key))?;
+                table.remove(&key);
+            }
+        }
+        drop(table);
+        self.has_changed();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Holder;
+    use limits::Policy;
+
+    #[test]
+    fn what_no_process_sees_any_more_is_given_back_and_what_was_just_granted_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (allocations, _lock) = Allocations::take(folder.path()).unwrap();
+        let own = || "x".to_owned();
+        let holder = Holder { namespace: own(), pod: own(), container: own() };
+        let (policy, daemon) = (Policy::Fixed, "/run/x.sock".into());
+        let decision = Decision { holder, pod: None, parts: Vec::new(), policy, daemon };
+        let grant = |by, owner| allocations.grant(by, (owner, ""), &decision).unwrap();
+        let (used, unused) = (grant(Grantor::NvidiaClaim, "1"), grant(Grantor::NvidiaClaim, "2"));
+        grant(Grantor::Claim, "1");
+        let release = |ago| {
+            let mounted = |_: &[AllocationKey]| BTreeSet::from([used.clone()]);
+            allocations.release_unused(Grantor::NvidiaClaim, ago, mounted).unwrap();
+            allocations.granted(Grantor::NvidiaClaim).len()
+        };
+        assert_eq!(release(Duration::from_secs(100)), 2);
+        assert_eq!(release(Duration::ZERO), 1);
+        assert!(allocations.of(&used).exists() && !allocations.of(&unused).exists());
+        assert_eq!(allocations.granted(Grantor::Claim).len(), 1);
     }
 }

@@ -83,7 +83,7 @@ enum PrepareError {
 }
 
 /// Objects of DRA, as JSON: they are newer than the API that this is built for.
-fn kind(kind: &str, plural: &str) -> ApiResource {
+pub(crate) fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("resource.k8s.io", "v1", kind), plural)
 }
 

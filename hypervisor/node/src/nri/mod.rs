@@ -1,7 +1,9 @@
 //! A plugin of the container runtime, by the Node Resource Interface: containers that get their GPUs from others than the
 //! node agent are given the limiter and limits as they are created.
 
+mod claims;
 mod kai;
+mod nvidia;
 mod ttrpc;
 
 use std::collections::BTreeSet;
@@ -15,13 +17,16 @@ use prost::Message;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
+use self::claims::{Claimed, ClaimedError};
 use self::kai::{Asked, KaiError};
+use self::nvidia::Has;
 use self::ttrpc::{Answers, NriError, serve};
 use crate::allocations::{Allocations, Decision, Grantor, WriteError};
 use crate::cluster::Cluster;
 use crate::events::{Kind, Told};
 use crate::identity::Holder;
 use crate::injection::{Injection, PRELOAD};
+use crate::mounted;
 use crate::plugin::{ALLOCATION, NONE_VISIBLE, VISIBLE};
 use crate::pool::Pool;
 use crate::proto::nri::{
@@ -38,6 +43,10 @@ const NAME: &str = "sluice";
 const INDEX: &str = "90";
 /// How long it is waited before a runtime is looked for again.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How often it is looked which claims are still used.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long after its container was created an allocation may be in no process.
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
 /// Below which a container sees what is its node's.
 const OWN: &str = "run/sluice";
 
@@ -48,7 +57,7 @@ pub(crate) struct Plugin {
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) injection: Injection,
-    /// Where people are told that there is no NRI.
+    /// Where claims are, and people are told that there is no NRI.
     pub(crate) cluster: Option<Cluster>,
 }
 
@@ -57,6 +66,8 @@ pub(crate) struct Plugin {
 enum Refusal {
     #[error(transparent)]
     Kai(#[from] KaiError),
+    #[error(transparent)]
+    Claimed(#[from] ClaimedError),
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("a volume at {0} would take its limits away; expected none at /{OWN} or {PRELOAD}")]
@@ -101,13 +112,28 @@ impl Plugin {
     fn tell(&self, reason: &str) {
         let socket = self.socket.display();
         let note = format!(
-            "NRI: {socket}: {reason}; containers of KAI's pods are not limited until the container runtime has NRI \
-             switched on (containerd 2, or 1.7 with disable = false in its plugin io.containerd.nri.v1.nri)"
+            "NRI: {socket}: {reason}; containers of KAI's pods and with claims of NVIDIA's driver are not limited until \
+             the container runtime has NRI switched on (containerd 2, or 1.7 with disable = false in its plugin io.containerd.nri.v1.nri)"
         );
         tracing::warn!(note, "no container runtime calls");
         let Some(cluster) = self.cluster.clone() else { return };
         let told = Told::once(Kind::Warning, "NRIUnavailable", "Connect", note);
         tokio::spawn(async move { cluster.events().tell(&cluster.node(), told).await });
+    }
+
+    /// Gives back what claims had that no process sees any more: a runtime does not tell when a claim ends.
+    pub(crate) async fn forget_claims(self) -> Infallible {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let allocations = Arc::clone(&self.allocations);
+            let work = move || {
+                let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
+                allocations.release_unused(Grantor::NvidiaClaim, STARTS_WITHIN, mounted)
+            };
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(work).await {
+                tracing::warn!(%error, "a claim's allocation cannot be removed");
+            }
+        }
     }
 
     async fn connected(&self) -> Result<Infallible, NriError> {
@@ -156,11 +182,13 @@ impl Plugin {
                 let (pod, container) =
                     (asked.pod.unwrap_or_default(), asked.container.unwrap_or_default());
                 let holder = format!("{}/{}/{}", pod.namespace, pod.name, container.name);
+                let refused = |refusal: Refusal| format!("sluice: {holder}: {refusal}");
+                let claimed = self.claimed(&pod, &container.name).await;
+                let claimed = claimed.map_err(|error| refused(error.into()))?;
                 let own = self.clone();
-                let work = move || own.create(&pod, &container);
+                let work = move || own.create(&pod, &container, claimed);
                 let done = tokio::task::spawn_blocking(work).await;
-                let done = done.map_err(|ended| ended.to_string())?;
-                let adjust = done.map_err(|refusal| format!("sluice: {holder}: {refusal}"))?;
+                let adjust = done.map_err(|ended| ended.to_string())?.map_err(refused)?;
                 Ok(CreateContainerResponse { adjust }.encode_to_vec())
             }
             "StopPodSandbox" | "RemovePodSandbox" => {
@@ -198,16 +226,24 @@ impl Plugin {
         &self,
         pod: &PodSandbox,
         container: &Container,
+        claimed: Option<Claimed>,
     ) -> Result<Option<ContainerAdjustment>, Refusal> {
         let pool = Arc::clone(&self.pool.borrow());
         let variable = |name: &str, value: &str| KeyValue { key: name.into(), value: value.into() };
-        let parts = match kai::asked(&pod.annotations, (&container.name, &container.env), &pool)? {
-            Asked::Nothing => return Ok(None),
-            Asked::Hide => {
+        let asked = kai::asked(&pod.annotations, (&container.name, &container.env), &pool)?;
+        let own = (Grantor::Runtime, (&*pod.uid, &*container.name));
+        let (parts, (by, owner)) = match (asked, claimed.as_ref().map(|one| (&one.has, &*one.uid)))
+        {
+            (Asked::Parts(parts), _) => (parts, own),
+            (Asked::Hide, _) => {
                 let env = vec![variable(VISIBLE, NONE_VISIBLE)];
                 return Ok(Some(ContainerAdjustment { env, mounts: Vec::new() }));
             }
-            Asked::Parts(parts) => parts,
+            (Asked::Nothing, Some((Has::Consumed(parts), uid))) => {
+                (parts.clone(), (Grantor::NvidiaClaim, (uid, "")))
+            }
+            (Asked::Nothing, Some((Has::Each(parts), _))) => (parts.clone(), own),
+            (Asked::Nothing, Some((Has::NoLimits, _)) | None) => return Ok(None),
         };
         let mut mounted = container.mounts.iter().map(|mount| &mount.destination);
         if let Some(covering) = mounted.find(|path| covers(path)) {
@@ -221,8 +257,7 @@ impl Plugin {
         let (uid, daemon) = (Some(pod.uid.clone()), self.injection.daemon_inside());
         let policy = limits::Policy::Fixed;
         let decision = Decision::in_full(holder, uid, parts, (policy, daemon));
-        let owner = (&*pod.uid, &*container.name);
-        let key = self.allocations.grant(Grantor::Runtime, owner, &decision)?;
+        let key = self.allocations.grant(by, owner, &decision)?;
         let (folder, session) = (self.allocations.of(&key), self.allocations.session_of(&key));
         let mounts = self.injection.mounts((&folder, &session), None)?.into_iter().map(|mount| {
             let mode = if mount.read_only { "ro" } else { "rw" };

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use limits::{ComputeLimit, MemoryLimit};
 use node::proto::ContainerAllocateResponse;
 use node::proto::nri::{
     ConfigureResponse, Container, ContainerAdjustment, CreateContainerRequest,
@@ -15,6 +16,8 @@ use node::proto::nri::{
 use node::proto::ttrpc::{Request, Response};
 use node::{ClusterOptions, Options};
 use prost::Message;
+use serde_json::{Value, json};
+use session::Page;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -276,5 +279,86 @@ async fn without_nri_people_are_told_once() {
     // It is switched on.
     let listener = UnixListener::bind(socket).unwrap();
     Runtime::with_plugin(&listener, &[]).await;
+    agent.stop().await.unwrap();
+}
+
+/// As NVIDIA's driver and its scheduler write them.
+#[tokio::test]
+async fn a_container_with_a_claim_of_nvidias_driver_is_held_to_its_part() {
+    let kubelet = FakeKubelet::running();
+    let server = ApiServer::start(kubelet.path()).await.unwrap();
+    let base = "/apis/resource.k8s.io/v1";
+    let device = |number: u8| {
+        json!({"name": format!("gpu-{number}"), "attributes": {"uuid": {"string": gpu(number)
+        .to_string()}}})
+    };
+    let slice = json!({"metadata": {"name": "s"}, "spec": {"devices": [device(0), device(1)]}});
+    let list = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSliceList", "metadata": {}, "items": [slice]});
+    server.objects.put_other(&format!("{base}/resourceslices"), list);
+    let claim = |name: &str, consumed: Value, parameters: Value| {
+        let result = json!({"driver": "gpu.nvidia.com", "pool": "here", "device": "gpu-1", "request": "r",
+            "consumedCapacity": consumed});
+        let config = json!({"source": "FromClaim", "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}});
+        let object = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "team", "uid": format!("uid-of-claim-{name}")},
+            "status": {"allocation": {"devices": {"results": [result], "config": [config]}}}});
+        let path = format!("{base}/namespaces/team/resourceclaims/{name}");
+        server.objects.put_other(&path, object);
+    };
+    claim("part-x1", json!({"memory": "40Gi"}), json!({}));
+    claim(
+        "mps",
+        json!({}),
+        json!({"sharing": {"strategy": "MPS", "mpsConfig": {
+        "defaultActiveThreadPercentage": 30, "defaultPinnedDeviceMemoryLimit": "2Gi"}}}),
+    );
+    claim("whole", json!({}), json!({"sharing": {"strategy": "TimeSlicing"}}));
+    let container_of = |name: &str, claims: &[&str]| {
+        let claims: Vec<Value> = claims.iter().map(|claim| json!({"name": claim})).collect();
+        json!({"name": name, "resources": {"claims": claims}})
+    };
+    server.objects.put(json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "pod", "namespace": "team", "uid": "uid-of-pod"},
+        "spec": {"nodeName": "here",
+            "resourceClaims": [{"name": "part", "resourceClaimTemplateName": "t"}, {"name": "mps", "resourceClaimName": "mps"},
+                {"name": "whole", "resourceClaimName": "whole"}, {"name": "gone", "resourceClaimName": "gone"}],
+            "containers": [container_of("a", &["part"]), container_of("b", &["part", "gone"]), container_of("c", &["mps"]),
+                container_of("d", &["whole"]), container_of("both", &["part", "mps"]), container_of("none", &[])]},
+        "status": {"resourceClaimStatuses": [{"name": "part", "resourceClaimName": "part-x1"}]},
+    }));
+    let cluster =
+        ClusterOptions { node: "here".to_owned(), kubeconfig: Some(server.kubeconfig.clone()) };
+    let (options, socket) = with_nri(kubelet.path());
+    let listener = UnixListener::bind(socket).unwrap();
+    let agent = Agent::start(Options { cluster: Some(cluster), ..options }, shows(2));
+    let mut runtime = Runtime::with_plugin(&listener, &[]).await;
+    let pod = pod("pod", &[]);
+    let mut created = HashMap::new();
+    for name in ["a", "b", "c", "d", "none"] {
+        let adjustment = runtime.create(&pod, container(name, "void", &[])).await.unwrap();
+        created.insert(name, adjustment);
+    }
+    let limits = |name: &str| {
+        let mounts = &created[name].as_ref().unwrap().mounts;
+        let session = mounts.iter().find(|mount| mount.destination == "/run/sluice/session");
+        let page = Path::new(&session.unwrap().source).join(format!("{}.page", gpu(1)));
+        Page::open_existing(&page).unwrap().look().unwrap().limits()
+    };
+    // 40 GiB of 81,559 MiB.
+    assert_eq!(limits("a").memory, Some(MemoryLimit::new(40 << 30)));
+    assert_eq!(limits("a").compute, ComputeLimit::fixed(500_000));
+    assert_eq!(created["a"], created["b"], "the claim is one session");
+    assert_eq!(limits("c").memory, Some(MemoryLimit::new(2 << 30)));
+    assert_eq!(limits("c").compute, ComputeLimit::fixed(300_000));
+    assert_eq!((&created["d"], &created["none"]), (&None, &None));
+    let both = runtime.create(&pod, container("both", "void", &[])).await.unwrap_err();
+    assert!(both.contains("both with limits; expected one"), "{both}");
+    // What cannot be known is refused in time: a runtime waits for 2 s.
+    server.objects.be_silent("/resourceclaims/mps");
+    let begun = Instant::now();
+    let late = runtime.create(&pod, container("c", "void", &[])).await.unwrap_err();
+    assert!(late.contains("team/pod/c: its claims: ") && late.contains("no answer"), "{late}");
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     agent.stop().await.unwrap();
 }
