@@ -364,6 +364,11 @@ impl Allocations {
         }
     }
 
+    /// Their names.
+    pub(crate) fn keys(&self) -> Vec<AllocationKey> {
+        self.table().keys().cloned().collect()
+    }
+
     /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
         !self.table().is_empty()

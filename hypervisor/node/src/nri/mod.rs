@@ -2,6 +2,7 @@
 //! node agent are given the limiter and limits as they are created.
 
 mod claims;
+mod covered;
 mod kai;
 mod nvidia;
 mod ttrpc;
@@ -32,7 +33,8 @@ use crate::pool::Pool;
 use crate::proto::nri::{
     ConfigureResponse, Container, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, Event, KeyValue, Mount, PodSandbox, PodSandboxRequest,
-    RegisterPluginRequest, StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    RegisterPluginRequest, StartContainerRequest, StateChangeEvent, SynchronizeRequest,
+    SynchronizeResponse,
 };
 use crate::proto::ttrpc::Request;
 
@@ -72,6 +74,8 @@ enum Refusal {
     Write(#[from] WriteError),
     #[error("a volume at {0} would take its limits away; expected none at /{OWN} or {PRELOAD}")]
     Covered(String),
+    #[error("a volume lies over {}, as the container sees it; expected none there, also by a link of its image", .0.display())]
+    Hidden(PathBuf),
     #[error("the allocation's folder: {0}")]
     Folder(#[from] io::Error),
 }
@@ -162,6 +166,7 @@ impl Plugin {
             "Configure" => {
                 let of = |event: Event| 1 << (event as i32 - 1);
                 let events = of(Event::CreateContainer)
+                    | of(Event::StartContainer)
                     | of(Event::StopPodSandbox)
                     | of(Event::RemovePodSandbox);
                 tracing::info!(socket = %self.socket.display(), "the container runtime calls");
@@ -195,9 +200,14 @@ impl Plugin {
                 let ended = PodSandboxRequest::decode(payload).map_err(unread)?.pod;
                 self.has_ended(ended).await
             }
+            "StartContainer" => {
+                let asked = StartContainerRequest::decode(payload).map_err(unread)?;
+                self.starts(asked.pod, asked.container).await
+            }
             "StateChange" => {
                 let change = StateChangeEvent::decode(payload).map_err(unread)?;
                 match change.event() {
+                    Event::StartContainer => self.starts(change.pod, change.container).await,
                     Event::StopPodSandbox | Event::RemovePodSandbox => {
                         self.has_ended(change.pod).await
                     }
@@ -206,6 +216,28 @@ impl Plugin {
             }
             // What is not asked for is answered by nothing.
             _ => Ok(Vec::new()),
+        }
+    }
+
+    /// A container's mounts are made, and its program does not run yet.
+    async fn starts(
+        &self,
+        pod: Option<PodSandbox>,
+        container: Option<Container>,
+    ) -> Result<Vec<u8>, String> {
+        let (pod, container) = (pod.unwrap_or_default(), container.unwrap_or_default());
+        let holder = format!("{}/{}/{}", pod.namespace, pod.name, container.name);
+        let (allocations, injection) = (Arc::clone(&self.allocations), self.injection.clone());
+        let process = Path::new("/proc").join(container.pid.to_string());
+        let work = move || covered::first(&process, &allocations, &injection);
+        match tokio::task::spawn_blocking(work).await.map_err(|ended| ended.to_string())? {
+            Ok(None) => Ok(Vec::new()),
+            Ok(Some(path)) => Err(format!("sluice: {holder}: {}", Refusal::Hidden(path))),
+            // Most containers have no allocation, and of this one it cannot be told.
+            Err(error) => {
+                tracing::warn!(holder, %error, "what the container sees is not known");
+                Ok(Vec::new())
+            }
         }
     }
 

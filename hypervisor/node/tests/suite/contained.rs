@@ -185,6 +185,14 @@ pub(crate) fn run_in(
 }
 
 impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    pub(crate) fn has_said(&self, words: &str) -> bool {
+        self.said().contains(words)
+    }
+
     pub(crate) async fn end(mut self) -> (Option<i32>, String) {
         let status = in_time(self.child.wait()).await.unwrap();
         assert_eq!(status.signal(), None, "{}", self.said());

@@ -11,7 +11,7 @@ use node::proto::ContainerAllocateResponse;
 use node::proto::nri::{
     ConfigureResponse, Container, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, Mount, PodSandbox, PodSandboxRequest, RegisterPluginRequest,
-    StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    StartContainerRequest, StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
 };
 use node::proto::ttrpc::{Request, Response};
 use node::{ClusterOptions, Options};
@@ -45,8 +45,8 @@ impl Runtime {
         assert_eq!((&*plugin.plugin_name, &*plugin.plugin_idx), ("sluice", "90"));
         runtime.send(2, (1, 2), &Response::default().encode_to_vec()).await;
         let configured: ConfigureResponse = runtime.call("Configure", &()).await.unwrap();
-        // CreateContainer, StopPodSandbox and RemovePodSandbox.
-        assert_eq!(configured.events, 0b1110);
+        // CreateContainer, StartContainer, StopPodSandbox and RemovePodSandbox.
+        assert_eq!(configured.events, 0b10_1110);
         let pod = |uid: &&str| PodSandbox { uid: (*uid).to_owned(), ..PodSandbox::default() };
         for more in [true, false] {
             let pods = if more { pods.iter().map(pod).collect() } else { Vec::new() };
@@ -144,6 +144,7 @@ fn container(name: &str, visible: &str, mounts: &[&str]) -> Container {
         name: name.to_owned(),
         env,
         mounts: mounts.iter().map(mount).collect(),
+        pid: 0,
     }
 }
 
@@ -194,6 +195,65 @@ async fn a_container_of_kai_is_held_to_memory_and_compute() {
     agent.stop().await.unwrap();
 }
 
+/// The runtime asks when all is mounted and the program does not run yet: an image's links are followed by then.
+#[tokio::test]
+async fn a_container_whose_limits_a_volume_hides_does_not_start() {
+    let Some(kubelet) = prepared() else { return };
+    let (options, socket) = with_nri(kubelet.path());
+    let listener = UnixListener::bind(socket).unwrap();
+    let agent = Agent::start(options, shows(2));
+    let mut runtime = Runtime::with_plugin(&listener, &[]).await;
+    let pod = pod("pod", &[("gpu-fraction", "0.1")]);
+    let created = runtime.create(&pod, container("main", &gpu(0).to_string(), &[])).await;
+    let answer = adjusted(created.unwrap().unwrap());
+    let (empty, nothing) = (kubelet.path().join("empty"), kubelet.path().join("nothing"));
+    fs::create_dir(&empty).unwrap();
+    fs::write(&nothing, "").unwrap();
+    let covers = [
+        ("plain", None),
+        ("data", Some((&empty, "/data"))),
+        ("preload", Some((&nothing, "/etc/ld.so.preload"))),
+        ("library", Some((&empty, "/run/sluice/library"))),
+        ("session", Some((&empty, "/run/sluice/session"))),
+        ("all", Some((&empty, "/run/sluice"))),
+    ];
+    for (name, volume) in covers {
+        let mut answer = answer.clone();
+        answer.mounts.extend(volume.map(|(host, inside)| node::proto::Mount {
+            host_path: host.to_str().unwrap().to_owned(),
+            container_path: inside.to_owned(),
+            read_only: false,
+        }));
+        let words = ["sh", "-c", "echo begun; sleep 600"];
+        let running = run_in(kubelet.path(), None, Image::default(), &answer, name, &[], &words);
+        until("its mounts are made", || running.has_said("begun")).await;
+        let mut own = container("main", "", &[]);
+        own.pid = running.pid();
+        let change =
+            StateChangeEvent { event: 6, pod: Some(pod.clone()), container: Some(own.clone()) };
+        let old = runtime.call::<()>("StateChange", &change).await;
+        let request = StartContainerRequest { pod: Some(pod.clone()), container: Some(own) };
+        let new = runtime.call::<()>("StartContainer", &request).await;
+        assert_eq!(old, new);
+        match ["plain", "data"].contains(&name) {
+            true => assert_eq!(new, Ok(()), "{name}"),
+            false => {
+                let said = new.unwrap_err();
+                let is_it = said.starts_with("sluice: team/pod/main: a volume lies over /");
+                assert!(is_it && said.contains("as the container sees it"), "{name}: {said}");
+            }
+        }
+    }
+    // One without an allocation, and one that has ended.
+    for pid in [std::process::id(), u32::MAX] {
+        let mut own = container("main", "", &[]);
+        own.pid = pid;
+        let request = StartContainerRequest { pod: Some(pod.clone()), container: Some(own) };
+        assert_eq!(runtime.call::<()>("StartContainer", &request).await, Ok(()));
+    }
+    agent.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_a_runtime_asks_is_answered_and_what_has_ended_is_given_back() {
     let kubelet = FakeKubelet::running();
@@ -235,7 +295,7 @@ async fn what_a_runtime_asks_is_answered_and_what_has_ended_is_given_back() {
     let hidden = runtime.create(&other, container("sidecar", "all", &[])).await.unwrap().unwrap();
     assert_eq!((&*hidden.env[0].key, &*hidden.env[0].value), ("NVIDIA_VISIBLE_DEVICES", "void"));
     // A pod ends, in the words of both versions.
-    let ended = StateChangeEvent { event: 2, pod: Some(a.clone()) };
+    let ended = StateChangeEvent { event: 2, pod: Some(a.clone()), container: None };
     runtime.call::<()>("StateChange", &ended).await.unwrap();
     runtime.create(&c, container("main", &first, &[])).await.unwrap().unwrap();
     let ended = PodSandboxRequest { pod: Some(b) };
