@@ -59,6 +59,7 @@ done
 cp "$parts/libfake_cuda.so" "$image/opt/libcuda.so.1"
 strip -g "$image"/usr/bin/tenant "$image/opt/libcuda.so.1"
 echo '/opt/libtrace.so' >"$image/etc/ld.so.preload"
+ln -s /run "$image/link"
 layer="$folder/archive/layer.tar"
 mkdir "$folder/archive"
 tar -C "$image" -cf "$layer" .
@@ -106,15 +107,15 @@ for time in 0 1; do
     echo "container $time: $mib MiB; $(grep '^of the image' <<<"$lines")"
 done
 
-# As KAI's binder leaves a pod: a GPU in a variable, by a ConfigMap, and no resource. A volume over the limits is
-# an error of the container.
-# kai NAME ANNOTATIONS MOUNTS COMMAND
+# As KAI's binder leaves a pod: a GPU in a variable, by a ConfigMap, and no resource.
+# kai NAME ANNOTATIONS MOUNTS COMMAND [RESOURCES]
 kai() {
-    jq -n --arg name "$1" --argjson annotations "$2" --argjson mounts "$3" --arg command "$4" '{apiVersion: "v1", kind: "Pod",
+    jq -n --arg name "$1" --argjson annotations "$2" --argjson mounts "$3" --arg command "$4" \
+        --argjson resources "${5:-null}" '{apiVersion: "v1", kind: "Pod",
         metadata: {name: $name, annotations: $annotations}, spec: {nodeName: "node", hostNetwork: true,
             automountServiceAccountToken: false, enableServiceLinks: false, restartPolicy: "Never",
             terminationGracePeriodSeconds: 0, volumes: [{name: "own", emptyDir: {}}], containers: [{name: $name,
-                image: "sluice.test/preloading:1", imagePullPolicy: "Never", command: ["bash", "-c", $command], volumeMounts: $mounts,
+                image: "sluice.test/preloading:1", imagePullPolicy: "Never", command: ["bash", "-c", $command], volumeMounts: $mounts, resources: $resources,
                 env: [{name: "NVIDIA_VISIBLE_DEVICES", value: "GPU-5a1ce000-0000-4000-8000-000000000000"},
                     {name: "LD_LIBRARY_PATH", value: "/opt"}, {name: "SLUICE_FAKE_NODE", value: "/tmp/fake-node"}]}]}}' |
         post /api/v1/namespaces/default/pods >/dev/null
@@ -133,10 +134,14 @@ kernels=$(said by-fraction | grep '^{' | jq .kernels)
 if [ "$kernels" -lt 500 ] || [ "$kernels" -gt 1750 ]; then
     die "$kernels kernels are not 30 % of 5000: $(said by-fraction)"
 fi
+# Volumes over the limits, by the name as it is written and by a link of the image, also of a device plugin's container.
 kai covered '{"gpu-fraction": "0.1"}' '[{"name": "own", "mountPath": "/run/sluice/allocation"}]' 'sleep 9'
+kai linked '{}' '[{"name": "own", "mountPath": "/link/sluice/allocation"}]' 'sleep 9' \
+    '{"limits": {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 1024}}'
 refused() {
-    ask "$api/api/v1/namespaces/default/pods/covered" |
-        jq -e '.status.containerStatuses[0].state.waiting.message // "" | contains("would take its limits away")'
+    ask "$api/api/v1/namespaces/default/pods/$1" |
+        jq -e --arg why "$2" '.status.containerStatuses[0].state // {} | tostring | contains($why)'
 }
-until_so 60 'a volume over its limits is refused' refused
+until_so 60 'a volume over its limits is refused' refused covered 'would take its limits away'
+until_so 60 'a volume over its limits by a link is refused' refused linked 'a volume lies over /run/sluice/allocation'
 echo "pods of KAI: $mib MiB, $kernels of 5000 kernels"
