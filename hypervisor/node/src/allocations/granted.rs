@@ -170,11 +170,11 @@ mod tests {
     #[test]
     fn what_no_process_sees_any_more_is_given_back_and_what_was_just_granted_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let (allocations, _lock) = Allocations::take(folder.path()).unwrap();
+        let (allocations, _lock) = Allocations::take(folder.path(), folder.path()).unwrap();
         let own = || "x".to_owned();
         let holder = Holder { namespace: own(), pod: own(), container: own() };
         let (policy, daemon) = (Policy::Fixed, "/run/x.sock".into());
-        let decision = Decision { holder, pod: None, parts: Vec::new(), policy, daemon };
+        let decision = Decision::in_full(holder, None, Vec::new(), (policy, daemon));
         let grant = |by, owner| allocations.grant(by, (owner, ""), &decision).unwrap();
         let (used, unused) = (grant(Grantor::NvidiaClaim, "1"), grant(Grantor::NvidiaClaim, "2"));
         grant(Grantor::Claim, "1");
