@@ -249,7 +249,7 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Tell why a pod that has no node fits none, for each node, and the nearest request that would fit
+    /// Explain on which nodes a waiting pod has no room, and why
     Why {
         /// The pod
         #[arg(value_name = "[NAMESPACE/]NAME")]
@@ -257,7 +257,7 @@ enum Command {
         #[command(flatten)]
         seen: Seen,
     },
-    /// Tell where each pod that has no node would be placed, one after the other, and bind none
+    /// Show where waiting pods would be placed, and bind none
     Simulate {
         #[command(flatten)]
         seen: Seen,
