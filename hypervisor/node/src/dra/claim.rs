@@ -8,6 +8,7 @@ use limits::{GpuId, Limits, Policy, Priority};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::allocated::{Allocated, Devices};
 use super::slice::{CORES_NAME, MEMORY_NAME, UNHEALTHY, device_name};
 use super::{API_VERSION, DRIVER};
 use crate::amounts::{AmountError, Part, Wish, part};
@@ -85,50 +86,6 @@ struct Allocation {
     devices: Devices,
 }
 
-#[derive(Default, Deserialize)]
-struct Devices {
-    #[serde(default)]
-    results: Vec<Allocated>,
-    #[serde(default)]
-    config: Vec<Config>,
-}
-
-/// A device that is allocated for a request.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Allocated {
-    pub(crate) request: String,
-    driver: String,
-    pub(crate) pool: String,
-    pub(crate) device: String,
-    #[serde(rename = "shareID")]
-    pub(crate) share_id: Option<String>,
-    consumed_capacity: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    admin_access: bool,
-    #[serde(default)]
-    tolerations: Vec<Toleration>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Toleration {
-    #[serde(default)]
-    key: String,
-}
-
-#[derive(Deserialize)]
-struct Config {
-    #[serde(default)]
-    requests: Vec<String>,
-    opaque: Option<Opaque>,
-}
-
-#[derive(Deserialize)]
-struct Opaque {
-    driver: String,
-    parameters: Value,
-}
-
 /// What people may say of a claim beside its amounts.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -164,36 +121,23 @@ pub(crate) struct Planned {
     pub(crate) devices: Vec<(Allocated, GpuId)>,
 }
 
-impl Allocated {
-    /// The request in a claim's spec. Alternatives of a request follow its name.
-    pub(crate) fn main_request(&self) -> &str {
-        self.request.split_once('/').map_or(&*self.request, |(main, _)| main)
-    }
+fn quantity(device: &Allocated, name: &'static str) -> Result<Option<u64>, ClaimError> {
+    let read = |text: &String| whole(text).map_err(|source| ClaimError::Quantity { name, source });
+    device.consumed_capacity.get(name).map(read).transpose()
+}
 
-    fn tolerates_faults(&self) -> bool {
-        self.tolerations.iter().any(|one| one.key.is_empty() || one.key == UNHEALTHY)
+/// What a device has of its GPU. What the API server does not say is the whole, as without consumable capacity.
+fn share(device: &Allocated, gpu: &Gpu, total: Share) -> Result<Share, ClaimError> {
+    let cores = quantity(device, CORES_NAME)?.unwrap_or(CORES);
+    if cores == 0 || cores > CORES {
+        return Err(AmountError::Cores { asked: cores }.into());
     }
-
-    fn quantity(&self, name: &'static str) -> Result<Option<u64>, ClaimError> {
-        let text = self.consumed_capacity.as_ref().and_then(|all| all.get(name));
-        let read =
-            |text: &String| whole(text).map_err(|source| ClaimError::Quantity { name, source });
-        text.map(read).transpose()
-    }
-
-    /// What it has of its GPU. What the API server does not say is the whole, as without consumable capacity.
-    fn share(&self, gpu: &Gpu, total: Share) -> Result<Share, ClaimError> {
-        let cores = self.quantity(CORES_NAME)?.unwrap_or(CORES);
-        if cores == 0 || cores > CORES {
-            return Err(AmountError::Cores { asked: cores }.into());
-        }
-        let memory_mib = match self.quantity(MEMORY_NAME)? {
-            Some(bytes) if bytes < MIB => return Err(ClaimError::TooLittle { gpu: gpu.id, bytes }),
-            Some(bytes) => bytes / MIB,
-            None => total.memory_mib,
-        };
-        Ok(Share { cores, memory_mib })
-    }
+    let memory_mib = match quantity(device, MEMORY_NAME)? {
+        Some(bytes) if bytes < MIB => return Err(ClaimError::TooLittle { gpu: gpu.id, bytes }),
+        Some(bytes) => bytes / MIB,
+        None => total.memory_mib,
+    };
+    Ok(Share { cores, memory_mib })
 }
 
 /// What the claim with this UID has of a node's GPUs. `again`: it has been prepared before, so that its containers may
@@ -209,10 +153,10 @@ pub(crate) fn plan(
         return Err(ClaimError::OtherClaim { found: metadata.uid, wanted: uid.to_owned() });
     }
     let Status { allocation, reserved_for } = status.unwrap_or_default();
-    let Devices { results, config } = allocation.ok_or(ClaimError::NotAllocated)?.devices;
+    let all = allocation.ok_or(ClaimError::NotAllocated)?.devices;
     let mut shares: BTreeMap<GpuId, Option<Share>> = BTreeMap::new();
     let (mut devices, mut said) = (Vec::new(), None);
-    for one in results.into_iter().filter(|one| one.driver == DRIVER) {
+    for one in all.results.iter().filter(|one| one.driver == DRIVER) {
         let is_its = |gpu: &&Gpu| one.pool == node && device_name(gpu.id) == one.device;
         let no_device = || ClaimError::NoDevice {
             pool: one.pool.clone(),
@@ -220,15 +164,15 @@ pub(crate) fn plan(
             node: node.to_owned(),
         };
         let gpu = pool.gpus().iter().find(is_its).ok_or_else(no_device)?;
-        if !gpu.healthy && !again && !one.tolerates_faults() {
+        if !gpu.healthy && !again && !one.tolerates(UNHEALTHY) {
             return Err(ClaimError::Unhealthy(gpu.id));
         }
-        let own = configured(&config, &one)?;
+        let own = configured(&all, one)?;
         if said.replace(own).is_some_and(|other| other != own) {
             return Err(ClaimError::Differ);
         }
         // An administrator's claim takes nothing of the GPU, and is not limited.
-        let share = if one.admin_access { None } else { Some(one.share(gpu, pool.total(gpu))?) };
+        let share = if one.admin_access { None } else { Some(share(one, gpu, pool.total(gpu))?) };
         let sum = shares.entry(gpu.id).or_default();
         *sum = match (*sum, share) {
             (Some(sum), Some(share)) => Some(Share {
@@ -237,8 +181,7 @@ pub(crate) fn plan(
             }),
             (sum, share) => sum.or(share),
         };
-        let id = gpu.id;
-        devices.push((one, id));
+        devices.push((one.clone(), gpu.id));
     }
     let GpuConfig { policy, priority } = said.ok_or(ClaimError::NotAllocated)?;
     let policy = match policy {
@@ -266,16 +209,10 @@ pub(crate) fn plan(
     Ok(Planned { holder, pod: pod_uid, parts, policy, devices })
 }
 
-/// The claim's words come behind those of its class, and count before them.
-fn configured(all: &[Config], device: &Allocated) -> Result<GpuConfig, ClaimError> {
+fn configured(all: &Devices, device: &Allocated) -> Result<GpuConfig, ClaimError> {
     let mut said = GpuConfig::default();
-    for Config { requests, opaque } in all {
-        let names = [&*device.request, device.main_request()];
-        let is_meant = requests.is_empty() || requests.iter().any(|one| names.contains(&&**one));
-        let Some(opaque) = opaque.as_ref().filter(|one| is_meant && one.driver == DRIVER) else {
-            continue;
-        };
-        let GpuConfig { policy, priority } = read(opaque.parameters.clone())?;
+    for parameters in all.parameters(device) {
+        let GpuConfig { policy, priority } = read(parameters.clone())?;
         said = GpuConfig { policy: policy.or(said.policy), priority: priority.or(said.priority) };
     }
     Ok(said)

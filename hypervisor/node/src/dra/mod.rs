@@ -3,6 +3,7 @@
 //! A claim is a session: all containers that use it share what it has. What holds for it is an allocation like that of a
 //! device plugin's container, and is what a restart goes by: it is there in full before the kubelet is answered.
 
+mod allocated;
 mod cdi;
 mod claim;
 mod publish;
@@ -19,6 +20,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
+pub(crate) use self::allocated::{Allocated, Devices};
 pub(crate) use self::cdi::CdiFolder;
 use self::cdi::Edits;
 use self::claim::{ClaimError, Planned};
@@ -149,7 +151,7 @@ impl Driver {
         let (own, names) = self.cdi.write(uid, &edits).map_err(PrepareError::Cdi)?;
         tracing::info!(claim = %decision.holder, key = key.as_str(), "prepared");
         let one = |((device, gpu), files): (_, Option<String>)| {
-            let device: claim::Allocated = device;
+            let device: Allocated = device;
             let by_nvidia = (self.devices == DeviceList::Cdi).then(|| format!("{CDI}={gpu}"));
             Device {
                 request_names: vec![device.main_request().to_owned()],
@@ -165,7 +167,7 @@ impl Driver {
     /// The device files of each device, by a name that no other one of the claim has.
     fn files_of(
         &self,
-        devices: &[(claim::Allocated, limits::GpuId)],
+        devices: &[(Allocated, limits::GpuId)],
     ) -> Result<Vec<(String, Vec<PathBuf>)>, FilesError> {
         let one = |(at, (_, gpu)): (usize, &(_, limits::GpuId))| {
             let files = match self.devices {

@@ -68,7 +68,7 @@ impl Driver {
         // It may have gone, and another one have its name.
         let planned = plan(claim, uid, (self.cluster.name(), &pool), true);
         let Ok(Planned { devices, .. }) = planned else { return Ok(None) };
-        let one = |(device, gpu): &(super::claim::Allocated, limits::GpuId)| {
+        let one = |(device, gpu): &(super::Allocated, limits::GpuId)| {
             let (pool, name, share) = (&device.pool, &device.device, &device.share_id);
             let mut one =
                 json!({"driver": DRIVER, "pool": pool, "device": name, "data": used.get(gpu)});

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::amounts::{AmountError, Part, Wish, part};
+use crate::dra::{Allocated, Devices};
 use crate::pool::Pool;
 
 /// By which claims name the driver.
@@ -31,39 +32,6 @@ pub(crate) enum NvidiaError {
     Quantity { name: &'static str, text: String, source: QuantityError },
     #[error(transparent)]
     Amount(#[from] AmountError),
-}
-
-#[derive(Deserialize)]
-struct Devices {
-    #[serde(default)]
-    results: Vec<Allocated>,
-    #[serde(default)]
-    config: Vec<Config>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Allocated {
-    request: String,
-    driver: String,
-    device: String,
-    #[serde(default)]
-    consumed_capacity: BTreeMap<String, String>,
-    #[serde(default)]
-    admin_access: bool,
-}
-
-#[derive(Deserialize)]
-struct Config {
-    #[serde(default)]
-    requests: Vec<String>,
-    opaque: Option<Opaque>,
-}
-
-#[derive(Deserialize)]
-struct Opaque {
-    driver: String,
-    parameters: Value,
 }
 
 /// What clients of MPS may take. All of it may be missing.
@@ -102,11 +70,11 @@ pub(crate) fn of(
     if all.is_null() {
         return Ok(Has::NoLimits);
     }
-    let Devices { results, config } = serde_json::from_value(all).map_err(form)?;
+    let all: Devices = serde_json::from_value(all).map_err(form)?;
     let (mut shares, mut is_each) = (BTreeMap::<GpuId, Share>::new(), false);
-    let own = results.iter().filter(|one| one.driver == DRIVER && !one.admin_access);
+    let own = all.results.iter().filter(|one| one.driver == DRIVER && !one.admin_access);
     for (index, one) in own.enumerate() {
-        let mps = mps(&config, one).map_err(form)?;
+        let mps = mps(&all, one).map_err(form)?;
         let consumed = one.consumed_capacity.get("memory");
         if consumed.is_none() && mps.is_none() {
             continue;
@@ -147,16 +115,9 @@ pub(crate) fn of(
     })
 }
 
-/// The claim's words come behind those of its class, and count before them.
-fn mps(config: &[Config], device: &Allocated) -> Result<Option<Mps>, serde_json::Error> {
-    let main = device.request.split('/').next().unwrap_or_default();
-    let is_meant = |one: &&Config| {
-        one.requests.is_empty()
-            || one.requests.iter().any(|name| *name == device.request || name == main)
-    };
-    let own = config.iter().rev().filter(is_meant).filter_map(|one| one.opaque.as_ref());
-    let mut own = own.filter(|one| one.driver == DRIVER).map(|one| &one.parameters["sharing"]);
-    let Some(sharing) = own.find(|sharing| !sharing.is_null()) else { return Ok(None) };
+fn mps(all: &Devices, device: &Allocated) -> Result<Option<Mps>, serde_json::Error> {
+    let mut said = all.parameters(device).rev().map(|parameters| &parameters["sharing"]);
+    let Some(sharing) = said.find(|sharing| !sharing.is_null()) else { return Ok(None) };
     match (&sharing["strategy"], &sharing["mpsConfig"]) {
         (strategy, config) if strategy == "MPS" && !config.is_null() => {
             Mps::deserialize(config).map(Some)
