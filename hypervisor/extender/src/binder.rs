@@ -250,7 +250,7 @@ fn assume(
 ) -> Result<String, BindError> {
     let node = || wanted.node.clone();
     let request = &asked.request;
-    let account = cluster.account_beside(&wanted.node, request.dialect, name);
+    let account = cluster.account_beside(&wanted.node, request.dialect, cluster.counted(name));
     let refused = |source| BindError::Refused { node: node(), source };
     let account = account.ok_or_else(|| BindError::Unknown(node()))?;
     let account = account.map_err(|source| refused(source.clone()))?;

@@ -383,21 +383,27 @@ impl Cluster {
         self.nodes.get(node).map(|known| known.number)
     }
 
-    /// The same for a pod that may be assumed there itself.
+    /// The node on which a pod counts, with the pod's name.
+    pub(crate) fn counted<'a>(&'a self, pod: &'a str) -> Option<(&'a str, &'a str)> {
+        let (node, _) = self.pods.get(pod)?.counts()?;
+        Some((pod, node))
+    }
+
+    /// The same for a pod that may count there itself, by [`Self::counted`]. It is asked of thousands of nodes.
     pub(crate) fn account_beside(
         &self,
         node: &str,
         dialect: Dialect,
-        own: &str,
+        own: Option<(&str, &str)>,
     ) -> Option<Result<Cow<'_, Account>, &Refusal>> {
         let account = self.account(node, dialect)?;
-        let others = self.on.get(node).filter(|pods| pods.contains(own));
-        Some(account.map(|account| match others {
+        Some(account.map(|account| match own.filter(|(_, counts_on)| *counts_on == node) {
             None => Cow::Borrowed(account),
-            Some(pods) => {
+            Some((own, _)) => {
                 let mut account = account.clone();
                 account.reset();
-                let others = pods.iter().filter(|name| &***name != own);
+                let pods = self.on.get(node).into_iter().flatten();
+                let others = pods.filter(|name| &***name != own);
                 let holdings = others.filter_map(|name| self.pods.get(name)?.counts()?.1);
                 holdings.for_each(|holding| account.take(holding));
                 Cow::Owned(account)

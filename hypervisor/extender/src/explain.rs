@@ -171,7 +171,7 @@ impl Snapshot {
         })?;
         let mut why = Why { pod: own, nodes: BTreeMap::new(), unregistered: 0, nearest: None };
         for node in self.nodes() {
-            let found = match cluster.on(node, &asked, &why.pod) {
+            let found = match cluster.on(node, &asked) {
                 Ok(claims) => Ok(claims),
                 Err(unfit) => {
                     let Unfit { refusal, nearest } = *unfit;
@@ -225,9 +225,9 @@ impl Snapshot {
 
 impl Cluster {
     /// The claims of a pod on a node.
-    fn on(&self, node: &str, asked: &Asked, own: &PodName) -> Result<PodClaims, Box<Unfit>> {
+    fn on(&self, node: &str, asked: &Asked) -> Result<PodClaims, Box<Unfit>> {
         let request = &asked.request;
-        match self.account_beside(node, request.dialect, own) {
+        match self.account(node, request.dialect) {
             None => {
                 let refusal = Refusal::OtherScheduler(request.dialect.name());
                 Err(Box::new(Unfit { refusal, nearest: None }))
@@ -241,9 +241,8 @@ impl Cluster {
     }
 
     fn choose(&self, pod: &Pod, asked: &Arc<Asked>, nodes: &[&str]) -> Result<Placed, String> {
-        let own = name_of(pod);
         let with_room = nodes.iter().filter_map(|node| {
-            let claims = self.on(node, asked, &own).ok()?;
+            let claims = self.on(node, asked).ok()?;
             let score: u64 = self.scores(pod, &[*node]).into_iter().sum();
             Some((core::cmp::Reverse(score), *node, claims))
         });

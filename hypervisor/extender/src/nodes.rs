@@ -45,7 +45,8 @@ impl Cluster {
             self.waiting.forget(&own);
             return everywhere(names, &why.to_string());
         }
-        let why = |node: &str| match self.account_beside(node, dialect, &own) {
+        let counted = self.counted(&own);
+        let why = |node: &str| match self.account_beside(node, dialect, counted) {
             None => Some(Why::Unknown),
             Some(Err(refusal)) => Some(Why::Unusable(refusal)),
             Some(Ok(account)) => account.fits(&asked.request).err().map(Why::Refused),
