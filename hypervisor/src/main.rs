@@ -476,10 +476,7 @@ fn main() -> ExitCode {
             let found = found.and_then(|target| hypervisor::probe(&target, path.as_deref()));
             match found {
                 Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    log::say(&format!("hypervisor: {error}"));
-                    ExitCode::FAILURE
-                }
+                Err(error) => failed(&error),
             }
         }
         Command::KeepImagePreloads { allocations } => {
@@ -546,10 +543,7 @@ impl Seen {
         });
         match written {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                log::say(&format!("hypervisor: {error}"));
-                ExitCode::FAILURE
-            }
+            Err(error) => failed(&error),
         }
     }
 }
@@ -584,10 +578,7 @@ fn write_manual(folder: &Path) -> ExitCode {
         .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
     match written {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::say(&format!("hypervisor: cannot write to {}: {error}", folder.display()));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&format!("cannot write to {}: {error}", folder.display())),
     }
 }
 
@@ -607,11 +598,14 @@ fn check_node(options: &node::Options, nvml: Option<&Path>, json: bool) -> ExitC
     match told {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            log::say(&format!("hypervisor: {error}"));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+/// Without a log, which only those that serve have.
+fn failed(error: &dyn Display) -> ExitCode {
+    _ = writeln!(io::stderr(), "hypervisor: {error}");
+    ExitCode::FAILURE
 }
 
 fn serve<E: Display>(
