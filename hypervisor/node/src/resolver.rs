@@ -35,7 +35,7 @@ const LISTED_AFTER: Duration = Duration::from_millis(20);
 /// How long it has for its answer while it waits for which GPUs are preferred.
 const LISTS_WITHIN: Duration = Duration::from_secs(1);
 /// How much later than a kubelet this program may hear of a pod before it asks for all.
-const HEARD_WITHIN: Duration = Duration::from_millis(200);
+const HEARD_WITHIN: Duration = Duration::from_millis(50);
 /// How often it is asked what it may give out.
 const ASK_ALLOCATABLE: Duration = Duration::from_secs(60);
 
