@@ -2,7 +2,7 @@
 
 /// Why a quantity is no number of things.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no quantity: a whole number such as 1024, 1k or 2Ki is accepted")]
+#[error("{0:?} is no quantity; expected a whole number such as 1024, 1k or 2Ki")]
 pub struct QuantityError(String);
 
 const SUFFIXES: [(&str, u64); 12] = [

@@ -336,8 +336,8 @@ mod tests {
                 json!([result(2, share())]),
                 "expected a toleration of the taint gpu.sluice.dev/unhealthy",
             ),
-            (json!([result(1, json!({"cores": "400m"}))]), "is accepted"),
-            (json!([result(1, json!({"cores": "101"}))]), "1 to 100 are accepted"),
+            (json!([result(1, json!({"cores": "400m"}))]), "such as 1024, 1k or 2Ki"),
+            (json!([result(1, json!({"cores": "101"}))]), "expected 1 to 100"),
             (json!([result(1, json!({"memory": "1000"}))]), "1000 bytes; expected at least 1 MiB"),
         ] {
             let error = said(results, json!([]));
