@@ -176,6 +176,8 @@ impl Leadership {
         if !is_still_own {
             tracing::info!(lease = %self.name, "taken: the cluster is read anew");
             self.cluster.start_anew();
+        } else {
+            self.cluster.has_lease();
         }
         state.transitions = Some(transitions);
         self.held().until = Some(now + LASTS);

@@ -9,7 +9,8 @@ use dialects::{PodClaims, Policy};
 use k8s_openapi::api::core::v1::Pod;
 use placement::{Holding, Offer, Refusal};
 
-use crate::cluster::{Asked, Cluster, name_of};
+use crate::cluster::{Asked, Cluster, PodName, name_of};
+use crate::quota::QuotaRefusal;
 
 /// Why a node is left out.
 enum Why<'a> {
@@ -24,6 +25,17 @@ fn everywhere(names: &[&str], why: &str) -> BTreeMap<String, String> {
 }
 
 impl Cluster {
+    /// Whether the quotas of its namespace leave a pod what it asks for.
+    pub(crate) fn would_keep_quota(
+        &self,
+        own: &PodName,
+        asked: &Asked,
+    ) -> Result<(), QuotaRefusal> {
+        let (dialect, units) = (asked.request.dialect, NonZeroU32::MIN);
+        let usage = Holding::claimed(&asked.request, &PodClaims::default(), units);
+        self.within_quota(own, dialect, usage.usage(dialect, units))
+    }
+
     /// Which of these nodes have no room for a pod, and why. If none has, the pod is woken when one has.
     pub(crate) fn refusals(
         &mut self,
@@ -38,9 +50,7 @@ impl Cluster {
         };
         let own = name_of(pod);
         let dialect = asked.request.dialect;
-        let units = NonZeroU32::MIN;
-        let usage = Holding::claimed(&asked.request, &PodClaims::default(), units);
-        if let Err(why) = self.within_quota(&own, dialect, usage.usage(dialect, units)) {
+        if let Err(why) = self.would_keep_quota(&own, &asked) {
             // kube-scheduler tries it again when a pod has ended.
             self.waiting.forget(&own);
             return everywhere(names, &why.to_string());

@@ -65,6 +65,11 @@ impl Shared {
         self.news.subscribe()
     }
 
+    /// The lease is this extender's still: pods that were put off are to be woken.
+    pub(crate) fn has_lease(&self) {
+        self.change(|cluster| cluster.waiting.has_lease());
+    }
+
     /// All nodes and pods are to be told anew.
     pub(crate) fn start_anew(&self) {
         let generation = self.lock().is_behind();

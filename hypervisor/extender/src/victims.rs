@@ -18,6 +18,12 @@ impl Cluster {
         pod: &Pod,
         proposed: BTreeMap<String, MetaVictims>,
     ) -> BTreeMap<String, MetaVictims> {
+        // Whoever ends, a quota that is used up refuses the pod again.
+        if let Ok(Some(asked)) = self.reading.asked(pod)
+            && self.would_keep_quota(&name_of(pod), &asked).is_err()
+        {
+            return BTreeMap::new();
+        }
         let enough = |(node, victims): (String, MetaVictims)| {
             let uids = victims.pods.into_iter().map(|pod| pod.uid).collect();
             let pods = self.victims(pod, &node, uids)?.into_iter();

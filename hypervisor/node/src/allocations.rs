@@ -320,7 +320,9 @@ impl Allocations {
     pub(crate) fn release(&self, ended: &[Holder], but: &AllocationKey) -> io::Result<()> {
         let mut table = self.table();
         let is_theirs = |(key, entry): &(&AllocationKey, &Entry)| {
-            *key != but && entry.holder.as_ref().is_some_and(|holder| ended.contains(holder))
+            *key != but
+                && !entry.is_granted()
+                && entry.holder.as_ref().is_some_and(|holder| ended.contains(holder))
         };
         let keys: Vec<_> = table.iter().filter(is_theirs).map(|(key, _)| key.clone()).collect();
         for key in &keys {
@@ -538,6 +540,10 @@ impl Allocations {
     /// known of all of them.
     pub(crate) fn libraries(&self, listed: &Containers) -> Option<BTreeSet<PathBuf>> {
         let table = self.table();
+        // A container that starts again, or joins a claim, loads the library of the agent that runs then.
+        if table.values().any(Entry::is_granted) {
+            return None;
+        }
         let is_known = |ids: &BTreeSet<String>| table.values().any(|entry| entry.ids == *ids);
         if !listed.places().all(is_known) {
             return None;

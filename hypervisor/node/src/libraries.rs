@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::cluster::Cluster;
 use crate::injection::PRELOADED;
 use crate::resolver::Resolver;
 
@@ -26,6 +27,10 @@ pub(crate) async fn keep(own: PathBuf, resolver: Resolver) -> Infallible {
         // Without the kubelet's word nobody knows which containers there are.
         let Ok((listed, _)) = resolver.ask().await else { continue };
         let Some(needed) = resolver.allocations.libraries(&listed) else { continue };
+        // Kubelets do not list init containers, and start them with what they were once told.
+        if resolver.cluster.as_ref().is_some_and(Cluster::has_init_containers) {
+            continue;
+        }
         for folder in others.difference(&needed) {
             match remove(folder) {
                 Ok(()) => {

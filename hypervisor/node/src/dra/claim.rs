@@ -32,7 +32,7 @@ pub(crate) enum ClaimError {
         "device {device:?} of pool {pool:?} is not on this node; expected one of pool {node:?}"
     )]
     NoDevice { pool: String, device: String, node: String },
-    #[error("{0} is not healthy; expected a toleration of the taint {UNHEALTHY}")]
+    #[error("{0} is not healthy, or cordoned; expected a toleration of the taint {UNHEALTHY}")]
     Unhealthy(GpuId),
     #[error("consumedCapacity {name}: {source}")]
     Quantity { name: &'static str, source: QuantityError },
@@ -164,7 +164,7 @@ pub(crate) fn plan(
             node: node.to_owned(),
         };
         let gpu = pool.gpus().iter().find(is_its).ok_or_else(no_device)?;
-        if !gpu.healthy && !again && !one.tolerates(UNHEALTHY) {
+        if !pool.is_offered(gpu) && !again && !one.tolerates(UNHEALTHY) {
             return Err(ClaimError::Unhealthy(gpu.id));
         }
         let own = configured(&all, one)?;

@@ -65,8 +65,8 @@ fn device(gpu: &Gpu, pool: &Pool, driver: Option<&str>) -> Value {
         "capacity": all,
         "allowMultipleAllocations": true,
     });
-    if !gpu.healthy {
-        // What runs goes on: a fault of one program ends it anyway.
+    if !pool.is_offered(gpu) {
+        // What runs goes on: a fault of one program ends it anyway, and a cordon is for new pods.
         device["taints"] = json!([{"key": UNHEALTHY, "effect": "NoSchedule"}]);
     }
     device

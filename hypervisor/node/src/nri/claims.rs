@@ -20,6 +20,8 @@ use crate::proto::nri::PodSandbox;
 
 /// How long the API server has for each answer: there are three.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
+/// A runtime goes on without a plugin that has not answered within 2 s.
+const IN_ALL: Duration = Duration::from_millis(1_500);
 
 /// What HTTP says of what there is not.
 const NOT_FOUND: u16 = 404;
@@ -77,6 +79,20 @@ fn names(pod: &Pod, container: &str) -> Vec<String> {
 impl Plugin {
     /// The claim by which a container is limited.
     pub(super) async fn claimed(
+        &self,
+        pod: &PodSandbox,
+        container: &str,
+    ) -> Result<Option<Claimed>, ClaimedError> {
+        // Static pods have no claims, and one of them may be the API server.
+        let source = pod.annotations.get("kubernetes.io/config.source");
+        if source.is_some_and(|source| source != "api") {
+            return Ok(None);
+        }
+        let found = tokio::time::timeout(IN_ALL, self.find_claimed(pod, container)).await;
+        found.unwrap_or(Err(CallError::Silent(IN_ALL).into()))
+    }
+
+    async fn find_claimed(
         &self,
         pod: &PodSandbox,
         container: &str,

@@ -11,7 +11,7 @@ use rustix::fs::fstat;
 use crate::allocations::Allocations;
 use crate::host::Host;
 use crate::image_preloads;
-use crate::injection::Injection;
+use crate::injection::{Injection, PRELOADED};
 
 /// The first of the node's mounts that a process with an allocation does not see as it was mounted.
 pub(crate) fn first(
@@ -31,11 +31,20 @@ pub(crate) fn first(
         let inside = PathBuf::from(&mount.container_path);
         let seen = root.named(&inside).and_then(fstat).ok();
         let seen = seen.map(|seen| (seen.st_dev, seen.st_ino));
-        if seen.is_none() || ![identity(Path::new(&mount.host_path)), list].contains(&seen) {
+        let own = Path::new(&mount.host_path);
+        if seen.is_none() || ![identity(own), list].contains(&seen) && !is_beside(own, seen) {
             return Ok(Some(inside));
         }
     }
     Ok(None)
+}
+
+/// A kubelet mounts what it was once told: the library of an earlier version lies beside this one's.
+fn is_beside(own: &Path, seen: Option<(u64, u64)>) -> bool {
+    let holds_it = |folder: &Path| folder.join(PRELOADED[0]).is_file();
+    let beside = own.parent().filter(|_| holds_it(own)).and_then(|all| fs::read_dir(all).ok());
+    let mut others = beside.into_iter().flatten().flatten().map(|other| other.path());
+    others.any(|other| holds_it(&other) && identity(&other) == seen)
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

@@ -243,6 +243,17 @@ impl Plugin {
 
     async fn has_ended(&self, pod: Option<PodSandbox>) -> Result<Vec<u8>, String> {
         let uid = pod.unwrap_or_default().uid;
+        let allocations = Arc::clone(&self.allocations);
+        let owner = uid.clone();
+        // An earlier sandbox of the pod may be what has ended: its present containers go on.
+        let runs = move || {
+            let granted = allocations.granted(Grantor::Runtime).into_iter();
+            let own = granted.filter(|(of, _)| *of == owner).map(|(_, held)| held.key);
+            !mounted::among(Path::new("/proc"), &own.collect::<Vec<_>>()).is_empty()
+        };
+        if tokio::task::spawn_blocking(runs).await.map_err(|ended| ended.to_string())? {
+            return Ok(Vec::new());
+        }
         self.release(move |pod| pod == uid).await.map(|()| Vec::new())
     }
 
