@@ -74,7 +74,7 @@ mod tests {
             assert!(whole(text).is_err(), "{text}");
         }
         let said = whole("100m").unwrap_err().to_string();
-        assert!(said.contains("\"100m\"") && said.contains("is accepted"), "{said}");
+        assert!(said.contains("\"100m\"") && said.contains("expected a whole number"), "{said}");
     }
 
     proptest! {

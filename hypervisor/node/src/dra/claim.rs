@@ -32,7 +32,7 @@ pub(crate) enum ClaimError {
         "device {device:?} of pool {pool:?} is not on this node; expected one of pool {node:?}"
     )]
     NoDevice { pool: String, device: String, node: String },
-    #[error("{0} is not healthy, or cordoned; expected a toleration of the taint {UNHEALTHY}")]
+    #[error("{0} is not offered; expected a toleration of the taint {UNHEALTHY}")]
     Unhealthy(GpuId),
     #[error("consumedCapacity {name}: {source}")]
     Quantity { name: &'static str, source: QuantityError },

@@ -234,7 +234,10 @@ mod tests {
             said(json!([result("gpu-7", Some("1Mi"))]), json!({}))
                 .contains("expected one of those that Sluice sees")
         );
-        assert!(said(json!([result("gpu-0", Some("x"))]), json!({})).contains("is accepted"));
+        assert!(
+            said(json!([result("gpu-0", Some("x"))]), json!({}))
+                .contains("expected a whole number")
+        );
         assert!(said(json!([result("gpu-0", Some("2000Mi"))]), json!({})).contains("it has 1000"));
         assert!(said(json!([{"device": 1}]), json!({})).contains("; expected resource.k8s.io/v1"));
     }

@@ -186,7 +186,7 @@ async fn a_slice_shows_the_gpus_and_a_fault_taints_one_within_5_s() {
     assert_eq!(slice().unwrap()["spec"]["pool"]["generation"], 2);
     node.has(&allocated("late", "40", "1Gi"));
     let error = node.prepare("late").await.error;
-    assert!(error.contains("is not healthy; expected a toleration of the taint"), "{error}");
+    assert!(error.contains("is not offered; expected a toleration of the taint"), "{error}");
     // Kubelets remove the slices of drivers that they have not seen for a while.
     objects.remove_other(SLICE);
     node.devices().send(shows(1)).unwrap();
