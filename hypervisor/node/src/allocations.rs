@@ -318,13 +318,18 @@ impl Allocations {
 
     /// Removes what these init containers had, which have ended, but for one that is another container's by now.
     pub(crate) fn release(&self, ended: &[Holder], but: &AllocationKey) -> io::Result<()> {
-        let mut table = self.table();
         let is_theirs = |(key, entry): &(&AllocationKey, &Entry)| {
             *key != but
                 && !entry.is_granted()
                 && entry.holder.as_ref().is_some_and(|holder| ended.contains(holder))
         };
-        let keys: Vec<_> = table.iter().filter(is_theirs).map(|(key, _)| key.clone()).collect();
+        self.remove_those(is_theirs)
+    }
+
+    /// Removes the allocations of which this holds, with their folders.
+    fn remove_those(&self, is_one: impl Fn(&(&AllocationKey, &Entry)) -> bool) -> io::Result<()> {
+        let mut table = self.table();
+        let keys: Vec<_> = table.iter().filter(is_one).map(|(key, _)| key.clone()).collect();
         for key in &keys {
             self.remove(&self.of(key))?;
             table.remove(key);

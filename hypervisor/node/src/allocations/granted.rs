@@ -114,20 +114,10 @@ impl Allocations {
 
     /// Removes what has been granted to owners of which `is_over` holds.
     pub(crate) fn take_back(&self, by: Grantor, is_over: impl Fn(&str) -> bool) -> io::Result<()> {
-        let mut table = self.table();
         let is_its = |(_, entry): &(&AllocationKey, &Entry)| {
             entry.resource == by.name() && entry.ids.iter().any(|owner| is_over(owner))
         };
-        let keys: Vec<_> = table.iter().filter(is_its).map(|(key, _)| key.clone()).collect();
-        for key in &keys {
-            self.remove(&self.of(key))?;
-            table.remove(key);
-        }
-        drop(table);
-        if !keys.is_empty() {
-            self.has_changed();
-        }
-        Ok(())
+        self.remove_those(is_its)
     }
 
     /// Removes what was last granted longer ago than that, and that is not `mounted` any more.
