@@ -4,7 +4,6 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dialects::{Dialect, ResourceNames};
@@ -17,8 +16,8 @@ use serde_json::{Value, json};
 use small_api_server::{ApiServer, Objects};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::sync::{Barrier, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use webhook::{Certificates, NAME, Options, Rotation, Rules, WebhookError};
@@ -265,27 +264,31 @@ async fn it_waits_for_an_api_server_and_for_its_configurations() {
 struct Caller {
     running: Arc<Running>,
     objects: Objects,
-    stop: Arc<AtomicBool>,
-    answered: Arc<AtomicUsize>,
+    begun: Arc<Barrier>,
 }
 
 impl Caller {
-    async fn call_all_the_time(self) -> Vec<Vec<u8>> {
-        let mut seen: Vec<Vec<u8>> = Vec::new();
-        while !self.stop.load(Ordering::Relaxed) {
-            let roots = trusted(&self.objects, KINDS[0]);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let connection = self.running.connect(roots).await.unwrap();
-            let certificate = certificate(&connection);
-            let body = review(&pod("30"));
-            let said = answer(connection, &[&head("/mutate", body.len()), &body]).await;
-            assert_eq!(said.unwrap()["allowed"], true);
-            self.answered.fetch_add(1, Ordering::Relaxed);
-            if seen.last() != Some(&certificate) {
-                seen.push(certificate);
+    /// Calls until another certificate is shown than at first; both.
+    async fn call_until_rotated(self) -> [Vec<u8>; 2] {
+        let first = self.call().await;
+        self.begun.wait().await;
+        loop {
+            let shown = self.call().await;
+            if shown != first {
+                return [first, shown];
             }
         }
-        seen
+    }
+
+    async fn call(&self) -> Vec<u8> {
+        let roots = trusted(&self.objects, KINDS[0]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let connection = self.running.connect(roots).await.unwrap();
+        let certificate = certificate(&connection);
+        let body = review(&pod("30"));
+        let said = answer(connection, &[&head("/mutate", body.len()), &body]).await;
+        assert_eq!(said.unwrap()["allowed"], true);
+        certificate
     }
 }
 
@@ -294,45 +297,34 @@ async fn a_rotation_under_load_loses_nothing() {
     let (_folder, server) = cluster().await;
     let running = Arc::new(Running::own(&server));
     running.is_served(&server.objects).await;
-    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let callers: Vec<_> = (0..8)
-        .map(|_| {
-            let caller = Caller {
-                running: Arc::clone(&running),
-                objects: server.objects.clone(),
-                stop: Arc::clone(&stop),
-                answered: Arc::clone(&answered),
-            };
-            tokio::spawn(caller.call_all_the_time())
-        })
-        .collect();
-    let first = running.certificate(trusted(&server.objects, KINDS[0])).await;
+    let begun = Arc::new(Barrier::new(9));
+    let mut callers = JoinSet::new();
+    for _ in 0..8 {
+        let caller = Caller {
+            running: Arc::clone(&running),
+            objects: server.objects.clone(),
+            begun: Arc::clone(&begun),
+        };
+        callers.spawn(caller.call_until_rotated());
+    }
+    begun.wait().await;
     // A call that is under way all the time: as much of it has come as keeps it from being answered.
     let mut slow = running.connect(trusted(&server.objects, KINDS[0])).await.unwrap();
+    let first = certificate(&slow);
     let body = review(&pod("30"));
-    let (begun, rest) = body.split_at(body.len() / 2);
-    slow.write_all(format!("{}{begun}", head("/mutate", body.len())).as_bytes()).await.unwrap();
+    let (sent, rest) = body.split_at(body.len() / 2);
+    slow.write_all(format!("{}{sent}", head("/mutate", body.len())).as_bytes()).await.unwrap();
     // Two thirds of its life are over.
     let mut secret = server.objects.other(SECRET).unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let issued = now - ROTATION.lifetime.as_secs() / 3 * 2;
     secret["metadata"]["annotations"]["sluice.dev/issued"] = issued.to_string().into();
     server.objects.put_other(SECRET, secret);
-    let start = Instant::now();
-    while running.certificate(trusted(&server.objects, KINDS[0])).await == first {
-        assert!(start.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let shown = tokio::time::timeout(PATIENCE, callers.join_all()).await.unwrap();
+    assert_eq!(shown[0][0], first);
+    assert!(shown.iter().all(|pair| *pair == shown[0]), "{shown:?}");
     let said = answer(slow, &[rest]).await.unwrap();
     assert_eq!(said["allowed"], true);
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    stop.store(true, Ordering::Relaxed);
-    for caller in callers {
-        let seen = caller.await.unwrap();
-        assert_eq!(seen.len(), 2, "the former certificate and the new one");
-        assert_eq!(seen[0], first);
-    }
-    assert!(answered.load(Ordering::Relaxed) > 50, "{answered:?}");
 }
 
 /// A certificate that is its own CA, and its key, in these files.
