@@ -1,11 +1,6 @@
 //! When a daemon that is gone is tried again.
 
-/// How long the own account is used before the daemon is tried again: first, and at most.
-pub const FIRST_RETRY_NS: u64 = 20_000_000;
-/// See [`FIRST_RETRY_NS`].
-pub const LAST_RETRY_NS: u64 = 320_000_000;
-/// The same for a daemon that is not believed.
-pub const DISTRUST_RETRY_NS: u64 = 10_000_000_000;
+use crate::tuning::{DISTRUST_RETRY_NS, FIRST_RETRY_NS, LAST_RETRY_NS};
 
 /// A daemon could not be reached, or was not believed.
 #[derive(Clone, Copy, Debug)]

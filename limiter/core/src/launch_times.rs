@@ -4,17 +4,10 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::turns::ratio_ppm;
 
-/// What work takes in relation to its estimates, in millionths: as much; so much more that it matters; more than that
-/// is not believed.
+use crate::tuning::{FAR_OFF, LONG_NS, MOST_OFF_PPM, OFF_PPM, SURELY_SHORT_NS};
+
+/// What work takes in relation to its estimates, in millionths: as much.
 const AS_ESTIMATED_PPM: u64 = 1_000_000;
-const OFF_PPM: u64 = 1_250_000;
-const MOST_PPM: u64 = 64_000_000;
-/// Work that is waited for by itself has taken far longer than expected if it took so many times as long, and so long.
-const FAR_OFF: u64 = 2;
-const LONG_NS: u64 = 4_000_000;
-/// Launches of which nobody knows how long one takes, but that it is no longer than this, count as that long: the device
-/// of a program that waits for its CPU is never busy. What is known of longer ones in that way tells nothing.
-const SURELY_SHORT_NS: u64 = 100_000;
 
 /// See the module.
 #[derive(Debug)]
@@ -73,7 +66,7 @@ impl LaunchTimes {
         };
         if estimated_ns > 0 {
             let old = self.took_ppm.load(Relaxed);
-            let new = ratio_ppm(ns, estimated_ns).min(MOST_PPM);
+            let new = ratio_ppm(ns, estimated_ns).min(MOST_OFF_PPM);
             // What was seen to be done in a moment may have begun before: only if the device was busy it was too little.
             let new = if busy { new } else { new.max(AS_ESTIMATED_PPM) };
             self.took_ppm.store(followed(new, old, new / 2 > old), Relaxed);
@@ -91,7 +84,7 @@ impl LaunchTimes {
     /// What was estimated at so much was not done for so long.
     pub fn took_at_least(&self, estimated_ns: u64, ns: u64) {
         if ns > LONG_NS && ns / FAR_OFF > estimated_ns {
-            let took = ratio_ppm(ns, estimated_ns.max(1)).min(MOST_PPM);
+            let took = ratio_ppm(ns, estimated_ns.max(1)).min(MOST_OFF_PPM);
             self.took_ppm.fetch_max(took, Relaxed);
         }
     }

@@ -1,10 +1,6 @@
 //! The right to launch until a moment.
 
-/// What may always be outstanding, in estimated time: beside other sessions, at a lease's end, and before work of
-/// unknown duration, or behind a wait for something outside of the device. A long launch may go beyond it.
-pub const LEAST_OUTSTANDING_NS: u64 = 2_000_000;
-/// What may be outstanding at most, however long a lease is.
-pub const MOST_OUTSTANDING_NS: u64 = 50_000_000;
+use crate::tuning::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
 
 /// The right to launch until a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

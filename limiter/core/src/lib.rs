@@ -9,6 +9,7 @@
 //! something is left alone after a failure, [`Absence`] when a daemon that is gone is tried again.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 mod absence;
 mod launch_times;
@@ -16,6 +17,7 @@ mod lease;
 mod rest;
 mod stall;
 mod tenure;
+pub mod tuning;
 mod usage;
 
 pub use absence::Absence;
@@ -25,10 +27,3 @@ pub use rest::Rest;
 pub use stall::Stall;
 pub use tenure::{LeaseUtilization, Neighbours, SPREAD, Tenure};
 pub use usage::{Totals, Usage, Used};
-
-/// Times in nanoseconds.
-pub mod timing {
-    pub use crate::absence::{DISTRUST_RETRY_NS, FIRST_RETRY_NS, LAST_RETRY_NS};
-    pub use crate::lease::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
-    pub use crate::tenure::{KEEP_NS, LONGEST_LOOK_NS, SHORTEST_LOOK_NS};
-}

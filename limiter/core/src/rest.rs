@@ -2,9 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The first one, and the longest.
-const FIRST_NS: u64 = 1_000_000_000;
-const LONGEST_NS: u64 = 128 * FIRST_NS;
+use crate::tuning::{FIRST_REST_NS, LONGEST_REST_NS};
 
 /// See the module. Two threads that begin one at once make it no worse.
 #[derive(Debug)]
@@ -29,8 +27,8 @@ impl Rest {
     pub fn begin(&self, now: u64) {
         let last = self.last_ns.load(Relaxed);
         let helped = now.saturating_sub(self.until.load(Relaxed)) > last;
-        let next = if last == 0 || helped { FIRST_NS } else { last.saturating_mul(2) };
-        let next = next.min(LONGEST_NS);
+        let next = if last == 0 || helped { FIRST_REST_NS } else { last.saturating_mul(2) };
+        let next = next.min(LONGEST_REST_NS);
         self.last_ns.store(next, Relaxed);
         self.until.store(now.saturating_add(next), Relaxed);
     }
@@ -49,18 +47,18 @@ mod tests {
     #[test]
     fn rests_grow_while_they_do_not_help() {
         let rest = Rest::none();
-        let mut now = 10 * LONGEST_NS;
-        let mut length = FIRST_NS;
+        let mut now = 10 * LONGEST_REST_NS;
+        let mut length = FIRST_REST_NS;
         for _ in 0..12 {
             assert!(rest.is_over(now));
             rest.begin(now);
             assert!(!rest.is_over(now + length - 1));
             now += length + 1;
-            length = (length * 2).min(LONGEST_NS);
+            length = (length * 2).min(LONGEST_REST_NS);
         }
-        now += LONGEST_NS;
+        now += LONGEST_REST_NS;
         rest.begin(now);
-        assert!(rest.is_over(now + FIRST_NS));
+        assert!(rest.is_over(now + FIRST_REST_NS));
         rest.begin(now);
         rest.end();
         assert!(rest.is_over(0));

@@ -9,9 +9,8 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// How long a launch waits if another has waited in vain lately.
-const PATIENCE_AGAIN_NS: u64 = 20_000_000;
-const LATELY_NS: u64 = 2_000_000_000;
+use crate::tuning::{LATELY_NS, PATIENCE_AGAIN_NS};
+
 /// Nothing stalls.
 const NONE: u64 = u64::MAX;
 

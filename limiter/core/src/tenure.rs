@@ -1,30 +1,14 @@
 //! A lease while its gate is open: when its holder looks, asks for more, and gives it up.
 
 use crate::lease::Lease;
+use crate::tuning::{
+    COSTLY_PAUSE_NS, FIRST_LOOK_NS, KEEP_NS, LEAST_BEFORE_NS, LEAST_LOOK_NS, LOOK_SPREAD_NS,
+    NEIGHBOURS_NS, PAUSE_NS, SHARED_PAUSE_NS, SHORTEST_LOOK_NS, SPARSE, UTILIZATION_OVER_NS,
+};
 use crate::usage::{Totals, Usage, Used};
 
-/// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
-/// program could have.
-const LEAST_LOOK_NS: u64 = 3_000_000;
-const LOOK_SPREAD_NS: u64 = 2_000_000;
-const FIRST_LOOK_NS: u64 = 1_000_000;
-/// The longest time between two looks.
-pub const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
-/// The same where looking costs next to nothing.
-pub const SHORTEST_LOOK_NS: u64 = 500_000;
 /// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
 pub const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-/// For how long a program may not use its lease, where that costs others nothing, and where it does.
-const PATIENCE_NS: u64 = 25_000_000;
-const IMPATIENCE_NS: u64 = 4_000_000;
-/// The same where others use the device as well, and a handover is cheap.
-const LITTLE_PATIENCE_NS: u64 = 2_000_000;
-/// For how long a program may not use a lease that nobody else waits for: the daemon says when somebody does.
-pub const KEEP_NS: u64 = 250_000_000;
-/// A lease that has less than twice this left is not asked to go on.
-const LEAST_BEFORE_NS: u64 = 500_000;
-/// How long another session that was seen to use the device is expected again.
-const NEIGHBOURS_NS: u64 = 1_000_000_000;
 
 /// See the module.
 #[derive(Debug)]
@@ -105,14 +89,14 @@ impl Tenure {
     pub fn patience(&self, in_stream: bool, utilization: &LeaseUtilization) -> u64 {
         match self.lease {
             // It pays by the clock, unless others use the device as well.
-            Lease { of_several: true, shared: false, .. } => IMPATIENCE_NS,
+            Lease { of_several: true, shared: false, .. } => COSTLY_PAUSE_NS,
             // The other devices may wait for what it does next.
-            Lease { id: None, .. } | Lease { of_several: true, .. } => PATIENCE_NS,
-            Lease { shared: true, .. } if in_stream => LITTLE_PATIENCE_NS,
+            Lease { id: None, .. } | Lease { of_several: true, .. } => PAUSE_NS,
+            Lease { shared: true, .. } if in_stream => SHARED_PAUSE_NS,
             _ if in_stream => SHORTEST_LOOK_NS,
-            Lease { shared: true, .. } => PATIENCE_NS,
-            _ if utilization.is_sparse() => PATIENCE_NS,
-            _ => IMPATIENCE_NS,
+            Lease { shared: true, .. } => PAUSE_NS,
+            _ if utilization.is_sparse() => PAUSE_NS,
+            _ => COSTLY_PAUSE_NS,
         }
     }
 
@@ -162,25 +146,19 @@ fn renewal(now: u64, lease: &Lease) -> Option<u64> {
 pub struct LeaseUtilization(Option<f64>);
 
 impl LeaseUtilization {
-    /// Below this part, waiting a while for the program to go on costs others nothing: they may use the
-    /// device at the same time.
-    const SPARSE: f64 = 0.8;
-    /// Time over which it is averaged.
-    const OVER_NS: f64 = 200e6;
-
     /// Adds what was used of a stretch of time.
     pub fn add(&mut self, used: Used) {
         if used.needed_ns() > 0 {
             let held = used.needed_ns() as f64;
             let latest = used.alone() as f64 / held;
             let old = self.0.unwrap_or(latest);
-            self.0 = Some(old + (latest - old) * held / (held + Self::OVER_NS));
+            self.0 = Some(old + (latest - old) * held / (held + UTILIZATION_OVER_NS));
         }
     }
 
     /// Whether it leaves the device idle part of the time.
     pub fn is_sparse(&self) -> bool {
-        self.0.is_some_and(|utilization| utilization < Self::SPARSE)
+        self.0.is_some_and(|utilization| utilization < SPARSE)
     }
 }
 
@@ -202,6 +180,7 @@ impl Neighbours {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::LONGEST_LOOK_NS;
 
     const MS: u64 = 1_000_000;
 

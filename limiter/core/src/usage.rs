@@ -4,9 +4,7 @@
 //! much was used: the estimates of the launched work, and the time for which a thread was always found to
 //! have work queued. While work with an unknown duration is under way, all of the time counts.
 
-/// How far what a lane tells of backlog may be behind or ahead of what was counted: it tells when a batch ends, or
-/// a long kernel.
-const FAR_APART_NS: u64 = 200_000_000;
+use crate::tuning::FAR_APART_NS;
 
 /// What has been launched on a device, in all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

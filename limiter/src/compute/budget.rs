@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use limiter_core::timing::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
+use limiter_core::tuning::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
 use rustix::thread::{Timespec, futex};
 
 /// The same, while only one launch is.

@@ -14,7 +14,7 @@ use crate::ledger::DeviceLedger;
 use config::Gates;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
-use limiter_core::timing::{LEAST_OUTSTANDING_NS, LONGEST_LOOK_NS};
+use limiter_core::tuning::{LEAST_OUTSTANDING_NS, LONGEST_LOOK_NS};
 use limiter_core::{LaunchTimes, Stall, Totals};
 use rustix::thread::futex;
 use session::layout::MemberSlot;

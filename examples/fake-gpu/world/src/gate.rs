@@ -1,7 +1,7 @@
 //! What passes a gate, and what the device has done of it.
 
 use fake_node::layout::{Kind as OpKind, Op};
-use limiter_core::timing::LEAST_OUTSTANDING_NS;
+use limiter_core::tuning::LEAST_OUTSTANDING_NS;
 
 use crate::node::{Begun, Event, Governor, Kind, Phase, Thread};
 use crate::world::World;

@@ -4,7 +4,7 @@ use super::super::budget::{Budget, PAIR_NS, UNKNOWN_NS};
 use super::super::{Gate, clock, within};
 use super::Lane;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use limiter_core::timing::LEAST_OUTSTANDING_NS;
+use limiter_core::tuning::LEAST_OUTSTANDING_NS;
 
 /// A lane's launches that may be outstanding. The driver has the thread wait at 1,020, and then every other thread.
 const MOST_LAUNCHES: u64 = 900;
