@@ -69,6 +69,25 @@ pub(crate) const SURELY_SHORT_NS: u64 = 100 * US;
 pub(crate) const PATIENCE_AGAIN_NS: u64 = 20 * MS;
 pub(crate) const LATELY_NS: u64 = 2 * SECOND;
 
+// How long work takes.
+
+/// Samples of a kind of work that count: the latest.
+pub(crate) const SAMPLES: usize = 15;
+/// Samples after which work is no longer looked at whenever it comes, and a function's other grids are guessed.
+pub(crate) const ENOUGH_SAMPLES: usize = 3;
+/// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so many nanoseconds
+/// on top: what an event costs there.
+pub(crate) const DISTURBANCE_NS: u64 = 3 * US;
+/// Grids of a function that count, and guesses that were tried and count: the latest.
+pub(crate) const SIZES: usize = 16;
+pub(crate) const TRIALS: usize = 15;
+/// Trials of which so many were alone tell the mean; fewer are too few.
+pub(crate) const ENOUGH_ALONE: usize = 3;
+/// No guess is shorter, in nanoseconds: below that, samples tell little. What may take longer than the second is not guessed:
+/// while it runs, all of the time counts.
+pub(crate) const LEAST_GUESS_NS: f64 = 1_000.0;
+pub(crate) const MOST_GUESS_NS: f64 = 100e6;
+
 // After a failure.
 
 /// How long the own account is used before a daemon that is gone is tried again: first, and at most. A call that fails costs

@@ -1,164 +1,10 @@
-//! How long each work kind takes, estimated from its latest samples.
-//!
-//! If the session had the device to itself, the estimate is their mean. So it is right also for work whose time varies.
-//! If another session may have used the device as well, some samples include its time slices, and its use of the caches
-//! makes all of them longer. Then the estimate is the lower quartile. If that is close to the lower quartile of earlier
-//! undisturbed samples, their mean stays the estimate. Pure, apart from a lock that is taken for each sample. How a launch
-//! finds the estimate of its kind: [`super::kinds`].
+//! How long each kind of work takes: what [`limiter_core::Samples`] say, where a launch sees it without a lock. How the launch
+//! finds it: [`super::kinds`].
 
-use super::family::{Family, Guess};
+use super::family::Family;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use limiter_core::{Guess, Samples};
 use std::sync::Mutex;
-
-/// Samples that count.
-const SAMPLES: usize = 15;
-/// Samples after which work is no longer looked at whenever it comes.
-const ENOUGH: u32 = 3;
-/// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so
-/// much on top.
-const DISTURBANCE_NS: u64 = 3_000;
-
-/// How long some work took once.
-#[derive(Clone, Copy, Default)]
-struct Sample {
-    ns: u64,
-    /// No other session could use the device meanwhile.
-    alone: bool,
-}
-
-/// What samples that were taken alone say.
-#[derive(Clone, Copy)]
-struct Undisturbed {
-    quarter: u64,
-    mean: u64,
-}
-
-/// The latest samples of one kind of work. Pure.
-#[derive(Default)]
-struct Samples {
-    ring: [Sample; SAMPLES],
-    /// How many there have been since it was another.
-    count: usize,
-    /// The first ones that were taken alone, until there are enough: moments alone may be far between.
-    early: [u64; ENOUGH as usize],
-    early_count: usize,
-    /// What was known when there were enough that were taken alone.
-    undisturbed: Option<Undisturbed>,
-    /// The last ones that had nothing to do with those before: further off than by half or double.
-    strays: [Sample; ENOUGH as usize],
-    stray: usize,
-}
-
-impl Samples {
-    /// Adds a sample and tells the estimate.
-    fn add(&mut self, ns: u64, alone: bool) -> u64 {
-        let sample = Sample { ns, alone };
-        self.notice_stray(sample);
-        self.ring[self.count % SAMPLES] = sample;
-        self.count += 1;
-        if alone {
-            self.undisturbed = self.alone().or_else(|| self.early(ns)).or(self.undisturbed);
-        }
-        self.estimate().unwrap_or(ns)
-    }
-
-    /// Several strays in a row: the work has become another, and what was known of it does not hold.
-    fn notice_stray(&mut self, sample: Sample) {
-        let Sample { ns, alone } = sample;
-        // Work that takes now this, now that is not another each time.
-        let earlier = self.stray..self.count.min(SAMPLES);
-        let known = || earlier.clone().map(|back| self.ring[(self.count - 1 - back) % SAMPLES].ns);
-        let is_below = known().min().is_some_and(|least| ns < least / 2);
-        let is_above = alone && known().max().is_some_and(|most| ns > most.saturating_mul(2));
-        if !is_below && !is_above {
-            self.stray = 0;
-            return;
-        }
-        self.strays[self.stray] = sample;
-        self.stray += 1;
-        if self.stray == self.strays.len() {
-            // This one is about to be added.
-            let earlier = self.strays.len() - 1;
-            self.ring[..earlier].copy_from_slice(&self.strays[..earlier]);
-            self.count = earlier;
-            self.undisturbed = None;
-            self.early_count = 0;
-            self.stray = 0;
-        }
-    }
-
-    /// Takes one more of the first ones that were taken alone; what they say, once there are enough.
-    fn early(&mut self, ns: u64) -> Option<Undisturbed> {
-        *self.early.get_mut(self.early_count)? = ns;
-        self.early_count += 1;
-        if self.early_count < self.early.len() {
-            return None;
-        }
-        self.early.sort_unstable();
-        said_by(&self.early)
-    }
-
-    fn shortest(&self) -> Option<u64> {
-        self.ring[..self.count.min(SAMPLES)].iter().map(|sample| sample.ns).min()
-    }
-
-    fn latest(&self) -> Option<Sample> {
-        Some(self.ring[self.count.checked_sub(1)? % SAMPLES])
-    }
-
-    /// Those that count, in order: all, or those that were taken alone.
-    fn sorted<'a>(&self, alone: bool, place: &'a mut [u64; SAMPLES]) -> &'a mut [u64] {
-        let known = &self.ring[..self.count.min(SAMPLES)];
-        let chosen = known.iter().filter(|sample| sample.alone || !alone);
-        let count = place.iter_mut().zip(chosen).map(|(to, sample)| *to = sample.ns).count();
-        let sorted = &mut place[..count];
-        sorted.sort_unstable();
-        sorted
-    }
-
-    /// Whether there are enough of them, taken while no other session could use the device, the middle half
-    /// is within an eighth of the estimate, and the latest one within a quarter.
-    fn are_steady(&self) -> bool {
-        let (Some(estimate), Some(latest)) = (self.estimate(), self.latest()) else { return false };
-        let mut place = [0; SAMPLES];
-        let sorted = self.sorted(true, &mut place);
-        if sorted.len() < SAMPLES || self.stray > 0 {
-            return false;
-        }
-        let spread = sorted[SAMPLES * 3 / 4] - sorted[SAMPLES / 4];
-        spread <= estimate / 8 && latest.ns.abs_diff(estimate) <= estimate / 4
-    }
-
-    fn estimate(&self) -> Option<u64> {
-        if self.latest()?.alone
-            && let Some(Undisturbed { mean, .. }) = self.alone()
-        {
-            return Some(mean);
-        }
-        let mut place = [0; SAMPLES];
-        let Undisturbed { quarter, .. } = said_by(self.sorted(false, &mut place))?;
-        let is_near = |known: &Undisturbed| {
-            let most = known.quarter.saturating_mul(2).saturating_add(DISTURBANCE_NS);
-            (known.quarter / 2..=most).contains(&quarter)
-        };
-        Some(self.undisturbed.filter(is_near).map_or(quarter, |known| known.mean))
-    }
-
-    /// What those that were taken alone say, if there are enough.
-    fn alone(&self) -> Option<Undisturbed> {
-        let mut place = [0; SAMPLES];
-        let sorted = self.sorted(true, &mut place);
-        if sorted.len() < ENOUGH as usize { None } else { said_by(sorted) }
-    }
-}
-
-/// What samples in order say; `None`: there are none.
-fn said_by(sorted: &[u64]) -> Option<Undisturbed> {
-    let quarter = sorted.len().div_ceil(4).min(sorted.len().saturating_sub(1) / 2);
-    let sum: u128 = sorted.iter().map(|&ns| u128::from(ns)).sum();
-    let mean = u64::try_from(sum.checked_div(sorted.len() as u128)?).ok()?;
-    Some(Undisturbed { quarter: *sorted.get(quarter)?, mean })
-}
 
 /// What is known of one kind of work. In this order: a launch looks at the first two, in one cache line.
 #[derive(Default)]
@@ -250,12 +96,11 @@ impl Estimate {
             // What it waits for others is not its own.
             middle = samples.shortest().unwrap_or(middle);
         }
-        // Beside another session a longer one may be that one's doing; the next ones tell.
-        self.doubtful.store(samples.stray > 0 || ns > middle.saturating_mul(2), Relaxed);
+        self.doubtful.store(samples.are_doubtful(ns, middle), Relaxed);
         self.steady.store(samples.are_steady(), Relaxed);
-        self.settled.store(samples.undisturbed.is_some(), Relaxed);
+        self.settled.store(samples.are_settled(), Relaxed);
         // Until there are enough, every launch is looked at.
-        if samples.count >= ENOUGH as usize {
+        if samples.are_enough() {
             self.ns.store(middle.max(1), Relaxed);
         }
         if let Some((family, threads)) = self.function {
@@ -280,74 +125,6 @@ mod tests {
         assert_eq!(estimate.ns(), Some((500 + 10 + 14) / 3));
     }
 
-    /// A kernel whose time depends on its arguments: each tenth one takes a thousand times as long.
-    #[test]
-    fn rare_long_ones_count_as_often_as_they_come() {
-        let mut samples = Samples::default();
-        let mut take = |alone: bool| {
-            let ns = |round| if round % 10 == 0 { 20_000_000 } else { 20_000 };
-            (0..300).map(|round| samples.add(ns(round), alone)).skip(100).sum::<u64>() / 200
-        };
-        let mean = (20_000_000 + 9 * 20_000) / 10;
-        assert!(take(true).abs_diff(mean) < mean / 50);
-        // Beside others that is still what it takes.
-        assert!(take(false) > mean / 2);
-    }
-
-    #[test]
-    fn work_that_takes_now_this_now_that_is_known_by_its_mean() {
-        let mut samples = Samples::default();
-        let mut estimate = 0;
-        for round in 0..30 {
-            estimate = samples.add(if round % 2 == 0 { 120 } else { 80 }, true);
-        }
-        assert!((95..=105).contains(&estimate), "{estimate}");
-    }
-
-    /// Up to two thirds of the samples, however many come one after the other.
-    #[test]
-    fn slices_of_other_sessions_do_not_make_work_longer() {
-        let mut samples = Samples::default();
-        let mut estimate = 0;
-        for round in 0..60 {
-            estimate = samples.add(if round % 15 < 10 { 2_000_000 } else { 5_000 }, false);
-        }
-        assert_eq!(estimate, 5_000);
-        // What is learnt alone replaces it.
-        for _ in 0..15 {
-            estimate = samples.add(6_000, true);
-        }
-        assert_eq!(estimate, 6_000);
-        // And stays, as far as the others can be the reason for what comes then.
-        for (ns, expected) in [(9_000, 6_000), (14_000, 6_000), (40_000, 40_000), (5_000, 5_000)] {
-            for _ in 0..15 {
-                estimate = samples.add(ns, false);
-            }
-            assert_eq!(estimate, expected);
-        }
-    }
-
-    /// Kernels that are longer than the hardware's slices are never seen without them beside others.
-    #[test]
-    fn a_moment_alone_tells_more_than_all_that_was_seen_beside_others() {
-        let mut samples = Samples::default();
-        assert!((0..40).all(|_| samples.add(2_840, false) == 2_840));
-        assert_eq!(samples.add(2_500, true), 2_840);
-        samples.add(2_510, true);
-        assert_eq!(samples.add(2_490, true), 2_500);
-        assert!((0..40).all(|_| samples.add(2_840, false) == 2_500));
-    }
-
-    #[test]
-    fn moments_alone_that_are_far_between_add_up() {
-        let mut samples = Samples::default();
-        for moment in 0..3 {
-            assert!((0..40).all(|_| samples.add(2_840, false) == 2_840), "{moment}");
-            samples.add(2_500 + moment, true);
-        }
-        assert!((0..40).all(|_| samples.add(2_840, false) == 2_501));
-    }
-
     #[test]
     fn a_sample_that_says_otherwise_makes_the_next_launches_be_looked_at() {
         let estimate = Estimate::default();
@@ -357,34 +134,5 @@ mod tests {
         assert!(estimate.is_doubtful());
         estimate.add(110, false, None);
         assert!(!estimate.is_doubtful());
-    }
-
-    #[test]
-    fn steady_work_is_told_from_work_that_varies() {
-        let mut samples = Samples::default();
-        let steady = |samples: &mut Samples, ns: u64| {
-            samples.add(ns, true);
-            samples.are_steady()
-        };
-        let all: Vec<bool> =
-            (0..SAMPLES as u64).map(|round| steady(&mut samples, 1000 + round % 4 * 30)).collect();
-        assert_eq!(all.iter().position(|&steady| steady), Some(SAMPLES - 1));
-        // The first one that is off is enough, and then it takes some that agree.
-        assert!(!steady(&mut samples, 1400) && steady(&mut samples, 1030));
-        assert!(!steady(&mut samples, 5000) && steady(&mut samples, 1030));
-        samples.add(1000, false);
-        assert!(!steady(&mut samples, 1000));
-        let mut varying = Samples::default();
-        assert!((0..60).all(|round| !steady(&mut varying, 800 + round % 2 * 400)));
-    }
-
-    #[test]
-    fn it_follows_work_that_changes() {
-        let mut samples = Samples::default();
-        for _ in 0..100 {
-            samples.add(100, true);
-        }
-        assert_eq!((0..3).map(|_| samples.add(300, true)).last(), Some(300));
-        assert_eq!((0..15).map(|_| samples.add(400, true)).last(), Some(400));
     }
 }

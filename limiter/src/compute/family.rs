@@ -1,141 +1,23 @@
-//! The grid model: how long a function takes on a grid that was not sampled yet, derived from grids that
-//! were. Pure, apart from the lock, which only slow paths try to take.
-//!
-//! On a larger grid a function takes at least as long, and at most proportionally longer: its time is about
-//! `a + b` times the number of threads. So each sampled size gives an upper bound for any other size, and the
-//! least bound is used. It is too high rather than too low, unless the program's arguments matter more than
-//! its grids. So some of the launches that are charged by a guess are sampled. They are drawn at random,
-//! without regard to what they are. The total of their times divided by the total of their guesses is the
-//! factor for the next guesses. It is never less than one.
+//! The launches of one function on grids of any size: [`limiter_core::GridModel`] behind a lock, which only slow paths try to
+//! take.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use limiter_core::{GridModel, Guess};
 use std::sync::RwLock;
 
-/// Sizes that count: the latest.
-const SIZES: usize = 16;
-/// Samples after which a function is known well enough to guess.
-const ENOUGH: u32 = 3;
-/// Guesses that were tried and count: the latest.
-const TRIALS: usize = 15;
-/// Trials of which some were alone tell the mean; fewer are too few.
-const ENOUGH_ALONE: usize = 3;
-/// No guess is shorter: below that, samples tell little.
-const LEAST_NS: f64 = 1_000.0;
-/// What may take longer is not guessed: while it runs, all of the time counts.
-const MOST_NS: f64 = 100e6;
-
-/// A size and what it took.
-#[derive(Clone, Copy)]
-struct Point {
-    threads: f64,
-    ns: f64,
-}
-
-/// A guess and what the launch took.
-#[derive(Clone, Copy)]
-struct Trial {
-    guessed_ns: f64,
-    ns: f64,
-    /// No other session could use the device meanwhile.
-    alone: bool,
-}
-
-/// The latest of something, the newest last.
-struct Latest<T, const N: usize>(Vec<T>);
-
-impl<T, const N: usize> Latest<T, N> {
-    fn push(&mut self, one: T) {
-        if self.0.len() >= N {
-            self.0.remove(0);
-        }
-        self.0.push(one);
-    }
-}
-
-/// What is known of a function. Pure.
-struct Sizes {
-    samples: u32,
-    points: Latest<Point, SIZES>,
-    trials: Latest<Trial, TRIALS>,
-    /// How many times longer than guessed its launches take.
-    times: f64,
-}
-
-impl Default for Sizes {
-    fn default() -> Self {
-        Self { samples: 0, points: Latest(Vec::new()), trials: Latest(Vec::new()), times: 1.0 }
-    }
-}
-
-impl Sizes {
-    /// By the sizes alone.
-    fn bound(&self, threads: u64) -> Option<f64> {
-        if self.samples < ENOUGH {
-            return None;
-        }
-        let threads = threads as f64;
-        let bounds =
-            self.points.0.iter().map(|point| point.ns * (threads / point.threads).max(1.0));
-        bounds.reduce(f64::min)
-    }
-
-    fn add_size(&mut self, threads: u64, ns: u64) {
-        self.samples = self.samples.saturating_add(1);
-        let point = Point { threads: threads.max(1) as f64, ns: (ns as f64).max(LEAST_NS) };
-        // Taken out and put in: the latest sizes stay.
-        self.points.0.retain(|known| known.threads.to_bits() != point.threads.to_bits());
-        self.points.push(point);
-    }
-
-    fn add_trial(&mut self, trial: Trial) {
-        self.trials.push(trial);
-        self.times = self.measured(trial.alone).max(1.0);
-    }
-
-    /// The sums' relation, of those that were taken alone if the latest was. Beside another session its time slices
-    /// may be in some of them, which is too much. Less would be a way around the limit: there, estimates
-    /// alone say who used the device.
-    fn measured(&self, alone: bool) -> f64 {
-        let those = |only_alone: bool| {
-            let those = self.trials.0.iter().filter(move |trial| trial.alone || !only_alone);
-            those.fold((0, 0.0, 0.0), |(count, guessed_ns, ns), trial| {
-                (count + 1, guessed_ns + trial.guessed_ns, ns + trial.ns)
-            })
-        };
-        let (mut count, mut guessed_ns, mut ns) = those(alone);
-        if count < ENOUGH_ALONE {
-            (count, guessed_ns, ns) = those(false);
-        }
-        if count == 0 { 1.0 } else { ns / guessed_ns }
-    }
-}
-
-/// A guess, in nanoseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Guess {
-    /// By the sizes that were sampled.
-    bound: f64,
-    /// What is charged.
-    pub(super) ns: u64,
-}
-
-/// The launches of one function.
+/// See the module.
 #[derive(Default)]
 pub(super) struct Family {
     /// How often it has been met while nothing could be guessed, up to a few.
     met: AtomicU64,
     // In a forked child a thread that is not there may hold it: it is tried only.
-    sizes: RwLock<Sizes>,
+    grids: RwLock<GridModel>,
 }
 
 impl Family {
     /// How long it takes on so many threads; `None`: too little is known yet.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in between")]
     pub(super) fn guess(&self, threads: u64) -> Option<Guess> {
-        let sizes = self.sizes.try_read().ok()?;
-        let bound = sizes.bound(threads)?;
-        let ns = bound * sizes.times;
-        (LEAST_NS..=MOST_NS).contains(&ns).then_some(Guess { bound, ns: ns as u64 })
+        self.grids.try_read().ok()?.guess(threads)
     }
 
     /// Whether the function has been launched before. What the driver loads for its first launch would be taken
@@ -144,135 +26,10 @@ impl Family {
         self.met.fetch_add(1, Relaxed) > 0
     }
 
-    /// So many threads were seen to take so long. `trial`: what was guessed for the sample, if that was drawn, and
-    /// what it took itself.
+    /// See [`GridModel::add`].
     pub(super) fn add(&self, threads: u64, ns: u64, trial: Option<(Guess, u64)>, alone: bool) {
-        let Ok(mut sizes) = self.sizes.try_write() else { return };
-        if let Some((Guess { bound, .. }, ns)) = trial {
-            sizes.add_trial(Trial { guessed_ns: bound, ns: ns as f64, alone });
-        }
-        sizes.add_size(threads, ns);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Launches of `threads` that take `ns` each are guessed, and each `every`-th one is a trial: what is charged, in
-    /// relation to what they take.
-    fn charged(
-        family: &Family,
-        every: usize,
-        launches: impl Iterator<Item = (u64, u64)>,
-        alone: bool,
-    ) -> f64 {
-        let (mut charged, mut taken) = (0.0, 0.0);
-        for (index, (threads, ns)) in launches.enumerate() {
-            let Some(guess) = family.guess(threads) else {
-                family.add(threads, ns, None, alone);
-                continue;
-            };
-            charged += guess.ns as f64;
-            taken += ns as f64;
-            if index % every == 0 {
-                family.add(threads, ns, Some((guess, ns)), alone);
-            }
-        }
-        charged / taken
-    }
-
-    /// Numbers without a rhythm.
-    fn random(index: u64) -> u64 {
-        let mixed = index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ mixed >> 31) >> 20
-    }
-
-    #[test]
-    fn nothing_is_guessed_of_a_function_that_was_hardly_sampled() {
-        let family = Family::default();
-        assert!(!family.is_met_again() && family.is_met_again());
-        for _ in 0..2 {
-            family.add(100, 5_000, None, true);
-            assert_eq!(family.guess(100), None);
-        }
-        family.add(100, 5_000, None, true);
-        assert_eq!(family.guess(100).unwrap().ns, 5_000);
-    }
-
-    #[test]
-    fn a_guess_is_as_long_as_what_is_larger_and_in_proportion_to_what_is_smaller() {
-        let family = Family::default();
-        (0..3).for_each(|_| family.add(100, 5_000, None, true));
-        let guess = |threads| family.guess(threads).unwrap().ns;
-        assert_eq!([1, 99, 200, 1_000].map(guess), [5_000, 5_000, 10_000, 50_000]);
-        family.add(1_000, 20_000, None, true);
-        assert_eq!([1, 200, 1_000, 2_000].map(guess), [5_000, 10_000, 20_000, 40_000]);
-        assert!(guess(4_000_000) > 70_000_000);
-        assert_eq!(family.guess(u64::MAX), None);
-    }
-
-    /// `a + b` times the threads, whatever the two are: never less than the truth, and not much more.
-    #[test]
-    fn what_follows_its_grid_is_never_guessed_too_short() {
-        for (a, b) in [(0, 50), (5_000, 10), (200_000, 1), (30_000, 0)] {
-            let takes = |threads: u64| a + b * threads;
-            let family = Family::default();
-            for index in 0..2_000 {
-                let threads = 200 + random(index) % 20_000;
-                match family.guess(threads) {
-                    Some(guess) => assert!(guess.ns >= takes(threads) * 99 / 100, "{a} {b}"),
-                    None => family.add(threads, takes(threads), None, true),
-                }
-            }
-            let launches = (0..4_000).map(|index| 200 + random(index) % 20_000);
-            let part = charged(&family, 30, launches.map(|t| (t, takes(t))), true);
-            assert!((0.99..1.25).contains(&part), "{a} {b}: {part}");
-        }
-    }
-
-    #[test]
-    fn tiny_and_huge_grids_in_turn() {
-        let takes = |threads: u64| 3_000 + threads / 2;
-        let launches = (0..4_000).map(|index| {
-            let threads = if index % 2 == 0 { 1 } else { 4_000_000 } + random(index) % 1_000;
-            (threads, takes(threads))
-        });
-        let part = charged(&Family::default(), 7, launches, true);
-        assert!((0.99..1.3).contains(&part), "{part}");
-    }
-
-    /// The argument says how long each takes: the larger the grid, the shorter, and nothing of it was to be known.
-    #[test]
-    fn what_does_not_follow_its_grid_is_charged_by_trials() {
-        for (tiny_ns, alone) in [(100_000, true), (5_000_000, true), (100_000, false)] {
-            let launches = (0..20_000).map(|index| {
-                let tiny = random(index + 7).is_multiple_of(4);
-                let threads = if tiny { 1 } else { 1_000_000 } + random(index) % 1_000;
-                (threads, if tiny { tiny_ns } else { 10_000 })
-            });
-            let part = charged(&Family::default(), 30, launches, alone);
-            assert!(part > 0.9, "{tiny_ns}: {part}");
-        }
-    }
-
-    #[test]
-    fn what_was_taken_alone_counts_alone() {
-        let family = Family::default();
-        for index in 0..30 {
-            let guess = family.guess(100);
-            let (ns, alone) = if index < 20 { (50_000, false) } else { (5_000, true) };
-            family.add(100, 5_000, guess.map(|guess| (guess, ns)), alone);
-            let expected = match index {
-                0 | 1 => continue,
-                2 => 5_000,
-                3..22 => 50_000,
-                _ => 5_000,
-            };
-            let charged = family.guess(100).unwrap().ns;
-            assert!(charged == expected || index < 22 && charged > 20_000, "{index}: {charged}");
+        if let Ok(mut grids) = self.grids.try_write() {
+            grids.add(threads, ns, trial, alone);
         }
     }
 }

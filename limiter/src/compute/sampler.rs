@@ -8,12 +8,12 @@
 //! driver.
 
 use super::estimate::Estimate;
-use super::family::Guess;
 use super::hold::{self, HeldBack, Hold};
 use super::waits::Waits;
 use super::{Gate, Work, clock, driver_calls, undisturbing, within};
 use core::ptr;
 use driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
+use limiter_core::Guess;
 
 /// Samples of one lane that may be under way.
 const PAIRS: usize = 4;

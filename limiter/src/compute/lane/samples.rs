@@ -1,13 +1,13 @@
 //! Which launches of a lane are sampled.
 
 use super::super::estimate::Estimate;
-use super::super::family::Guess;
 use super::super::sampler::{Place, Sampler, Started};
 use super::super::{Gate, Work, clock};
 use super::Lane;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use driver::cuda::Stream;
+use limiter_core::Guess;
 use std::sync::Mutex;
 
 /// One launch in so many batches is sampled.
