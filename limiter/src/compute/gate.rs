@@ -25,22 +25,46 @@ pub(crate) struct Gate {
     /// Alone in its cache line: every launch reads it.
     /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
     word: CachePadded<AtomicU32>,
+    of: Owners,
+    /// Who wants it to be open.
+    demand: Demand,
+    limits: Limits,
+    life: Life,
+    /// Whether the governor is in the driver.
+    inside: InDriver,
+    streams: Streams,
+    tenure: Tenure,
+    /// What the device is held together with.
+    collectives: Collectives,
+    /// What all lanes together may have outstanding.
+    budget: Budget,
+    work: Seen,
+    lanes: DeviceLanes,
+}
+
+/// Whom it belongs to.
+struct Owners {
     /// The session's account of the device.
     ledger: &'static DeviceLedger,
     guard: &'static ExitGuard,
     /// Where leases come from, if not from the session's own account.
     daemon: Option<Source>,
-    /// Who wants it to be open.
-    demand: Demand,
+}
+
+/// The session's limits.
+struct Limits {
     /// Whether the device's time is limited at all.
     active: AtomicBool,
-    /// Whether another session may be using the device at the same time.
-    shared: AtomicBool,
     /// Whether others are preferred.
     low: AtomicBool,
-    governed: AtomicBool,
-    /// Whether a thread follows the session's limits.
+    /// Whether a thread follows them.
     followed: AtomicBool,
+}
+
+/// Who opens and closes it.
+#[derive(Default)]
+struct Life {
+    governed: AtomicBool,
     /// The limit cannot be enforced and need not be: nothing closes any more.
     stands_open: AtomicBool,
     /// The program is ending: the governor does nothing more, and each launch obtains its own lease.
@@ -49,27 +73,36 @@ pub(crate) struct Gate {
     launches_unattended: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
-    /// Whether the governor is in the driver.
-    inside: InDriver,
+}
+
+/// The gate as streams see it.
+struct Streams {
     /// Where work waits.
     gates: Gates,
-    /// The gate as streams see it; made when the first lane is.
-    stream_gate: OnceLock<Option<StreamGate>>,
+    /// Made when the first lane is.
+    gate: OnceLock<Option<StreamGate>>,
     /// No stream waits for it any more, nor will.
-    out_of_streams: AtomicBool,
-    /// When the lease is to end, as far as is known.
-    lease_end: AtomicU64,
-    /// For how long it was open last, or is to be.
-    lease_length: AtomicU64,
-    /// How long launches took lately.
+    left: AtomicBool,
+}
+
+/// The present lease, or the last one.
+#[derive(Default)]
+struct Tenure {
+    /// Whether another session may be using the device at the same time.
+    shared: AtomicBool,
+    /// When it is to end, as far as is known.
+    end: AtomicU64,
+    /// For how long the gate is open under it.
+    length: AtomicU64,
+}
+
+/// What was seen of the work lately.
+#[derive(Default)]
+struct Seen {
+    /// How long launches took.
     launch_times: LaunchTimes,
-    /// What the device is held together with.
-    collectives: Collectives,
-    /// What all lanes together may have outstanding.
-    budget: Budget,
     /// Whether streams wait for what the program does next.
     stall: Stall,
-    lanes: DeviceLanes,
 }
 
 /// Why there is no time to be had.
@@ -93,52 +126,40 @@ impl Gate {
         gates: Gates,
         active: bool,
     ) -> Self {
+        let [low, followed] = [false; 2].map(AtomicBool::new);
         Self {
             word: CachePadded::new(AtomicU32::new(0)),
-            ledger,
-            guard,
-            daemon,
+            of: Owners { ledger, guard, daemon },
             demand: Demand::default(),
-            active: AtomicBool::new(active),
-            shared: AtomicBool::new(false),
-            low: AtomicBool::new(false),
-            governed: AtomicBool::new(false),
-            followed: AtomicBool::new(false),
-            stands_open: AtomicBool::new(false),
-            unattended: AtomicBool::new(false),
-            launches_unattended: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            limits: Limits { active: AtomicBool::new(active), low, followed },
+            life: Life::default(),
             inside: InDriver::default(),
-            gates,
-            stream_gate: OnceLock::new(),
-            out_of_streams: AtomicBool::new(false),
-            lease_end: AtomicU64::new(0),
-            lease_length: AtomicU64::new(0),
-            launch_times: LaunchTimes::default(),
+            streams: Streams { gates, gate: OnceLock::new(), left: AtomicBool::new(false) },
+            tenure: Tenure::default(),
             collectives: Collectives::default(),
             budget: Budget::default(),
-            stall: Stall::default(),
+            work: Seen::default(),
             lanes: DeviceLanes::default(),
         }
     }
 
     /// The session's account of the device.
     pub(super) const fn ledger(&self) -> &'static DeviceLedger {
-        self.ledger
+        self.of.ledger
     }
 
     pub(super) const fn guard(&self) -> &'static ExitGuard {
-        self.guard
+        self.of.guard
     }
 
     /// The governors' visits to the driver.
     pub(super) const fn governors(&self) -> &'static Visits {
-        &self.guard.governors
+        &self.of.guard.governors
     }
 
     /// The gate as streams see it, where any does.
     pub(super) fn stream_gate(&self) -> Option<&StreamGate> {
-        self.stream_gate.get()?.as_ref().filter(|_| !self.out_of_streams.load(Ordering::Relaxed))
+        self.streams.gate.get()?.as_ref().filter(|_| !self.streams.left.load(Ordering::Relaxed))
     }
 
     /// Where no stream may be held any more, and none is, the gate is one for threads: its turns are longer, and it is
@@ -149,7 +170,7 @@ impl Gate {
         {
             // For a lane that is being made.
             gate.leave_open();
-            self.out_of_streams.store(true, Ordering::Relaxed);
+            self.streams.left.store(true, Ordering::Relaxed);
         }
     }
 
@@ -165,46 +186,46 @@ impl Gate {
         }
         let turnstile = self.lanes.turnstile_for(stream, context, order)?;
         let make = || {
-            let made = StreamGate::of(self.ledger.uuid())?;
+            let made = StreamGate::of(self.of.ledger.uuid())?;
             // The governor opens and closes it from now on.
             if self.lease().is_some() {
                 made.open(None);
             }
             Some(made)
         };
-        let gate = self.stream_gate.get_or_init(make).as_ref()?;
+        let gate = self.streams.gate.get_or_init(make).as_ref()?;
         Some((gate, turnstile))
     }
 
     /// What was estimated at so much was not done for so long. Work that may wait for other devices tells nothing by that.
     pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
         if self.collectives().set().is_none() {
-            self.launch_times.took_at_least(estimated_ns, ns);
+            self.work.launch_times.took_at_least(estimated_ns, ns);
         }
     }
 
     /// How long launches took lately.
     pub(super) const fn launch_times(&self) -> &LaunchTimes {
-        &self.launch_times
+        &self.work.launch_times
     }
 
     /// The same of each; zero: not known.
     pub(super) fn launch_ns(&self) -> u64 {
-        self.launch_times.each_ns()
+        self.work.launch_times.each_ns()
     }
 
     /// When the lease is to end.
     pub(super) fn lease_ends_at(&self, end: u64) {
-        self.lease_end.store(end, Ordering::Relaxed);
+        self.tenure.end.store(end, Ordering::Relaxed);
     }
 
     /// For how long the gate is open under the present lease, or was under the last one.
     pub(super) fn lease_ns(&self) -> u64 {
-        self.lease_length.load(Ordering::Relaxed)
+        self.tenure.length.load(Ordering::Relaxed)
     }
 
     pub(super) fn lease_lasts(&self, ns: u64) {
-        self.lease_length.store(ns, Ordering::Relaxed);
+        self.tenure.length.store(ns, Ordering::Relaxed);
     }
 
     /// How much may be outstanding, in estimated time. Who waits for the device must not wait for long queues: beside
@@ -213,8 +234,8 @@ impl Gate {
         if self.is_shared() {
             return LEAST_OUTSTANDING_NS;
         }
-        let left = self.lease_end.load(Ordering::Relaxed).saturating_sub(now);
-        self.launch_times.estimated(limiter_core::room_ns(left))
+        let left = self.tenure.end.load(Ordering::Relaxed).saturating_sub(now);
+        self.work.launch_times.estimated(limiter_core::room_ns(left))
     }
 
     /// Since when streams are held; `None`: they are not.
@@ -239,26 +260,26 @@ impl Gate {
 
     /// Whether streams wait for what the program does next, as far as has been noticed.
     pub(super) const fn stall(&self) -> &Stall {
-        &self.stall
+        &self.work.stall
     }
 
     /// The daemon, where one is to be used.
     pub(super) const fn daemon(&self) -> Option<&Source> {
-        self.daemon.as_ref()
+        self.of.daemon.as_ref()
     }
 
     /// Whether the device's time is limited.
     pub(crate) fn is_active(&self) -> bool {
-        self.active.load(Ordering::SeqCst)
+        self.limits.active.load(Ordering::SeqCst)
     }
 
     /// Whether sessions of high priority are preferred to this one: they wait for what it has begun.
     pub(super) fn is_low(&self) -> bool {
-        self.low.load(Ordering::Relaxed)
+        self.limits.low.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_low(&self, low: bool) {
-        self.low.store(low, Ordering::Relaxed);
+        self.limits.low.store(low, Ordering::Relaxed);
     }
 
     /// The estimated time of what is queued in streams and is not done.
@@ -271,7 +292,7 @@ impl Gate {
     ///
     /// The governor ends a lease under way at its next look, and then sleeps until the device's time is limited again.
     pub(super) fn set_active(&self, active: bool) -> bool {
-        if self.active.swap(active, Ordering::SeqCst) == active {
+        if self.limits.active.swap(active, Ordering::SeqCst) == active {
             return false;
         }
         if !active {
@@ -293,16 +314,16 @@ impl Gate {
 
     /// The limits are followed from now on. `false`: they are already.
     pub(super) fn begin_following(&self) -> bool {
-        !self.followed.swap(true, Ordering::AcqRel)
+        !self.limits.followed.swap(true, Ordering::AcqRel)
     }
 
     /// Whether another session may be using the device at the same time.
     pub(super) fn is_shared(&self) -> bool {
-        self.shared.load(Ordering::Relaxed)
+        self.tenure.shared.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_shared(&self, shared: bool) {
-        self.shared.store(shared, Ordering::Relaxed);
+        self.tenure.shared.store(shared, Ordering::Relaxed);
     }
 
     /// The lease under way, `None` while closed.
@@ -359,7 +380,7 @@ impl Gate {
                 gate.open(None);
             }
         }
-        if self.stands_open.load(Ordering::SeqCst) {
+        if self.life.stands_open.load(Ordering::SeqCst) {
             self.open(None);
         }
     }
@@ -373,15 +394,15 @@ impl Gate {
 
     /// Opens for good.
     fn stand_open(&self) {
-        self.stands_open.store(true, Ordering::SeqCst);
+        self.life.stands_open.store(true, Ordering::SeqCst);
         self.open(None);
     }
 
     /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
     /// nobody will let a stream go that is held back.
     pub(super) fn leave_unattended(&self) {
-        self.unattended.store(true, Ordering::SeqCst);
-        if !self.stands_open.load(Ordering::SeqCst) {
+        self.life.unattended.store(true, Ordering::SeqCst);
+        if !self.life.stands_open.load(Ordering::SeqCst) {
             self.shut();
         }
         // What is queued in streams is let through: the program may wait for it.
@@ -394,11 +415,11 @@ impl Gate {
 
     /// Whether each launch has to obtain its own lease.
     pub(super) fn is_unattended(&self) -> bool {
-        self.unattended.load(Ordering::SeqCst) && !self.stands_open.load(Ordering::SeqCst)
+        self.life.unattended.load(Ordering::SeqCst) && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
     pub(super) const fn launches_unattended(&self) -> &AtomicBool {
-        &self.launches_unattended
+        &self.life.launches_unattended
     }
 
     /// There will be no lease again: whoever waits passes, or is turned away.
@@ -406,7 +427,7 @@ impl Gate {
         if open {
             self.stand_open();
         } else {
-            self.failed.store(true, Ordering::SeqCst);
+            self.life.failed.store(true, Ordering::SeqCst);
             self.wake_all();
         }
     }
@@ -431,13 +452,13 @@ impl Gate {
             if is_open(word) || !self.is_active() || self.is_unattended() {
                 break;
             }
-            if self.failed.load(Ordering::SeqCst) {
+            if self.life.failed.load(Ordering::SeqCst) {
                 return Err(NoLease::Account);
             }
-            if !self.governed.swap(true, Ordering::AcqRel)
+            if !self.life.governed.swap(true, Ordering::AcqRel)
                 && let Err(error) = governor::start(self)
             {
-                self.governed.store(false, Ordering::SeqCst);
+                self.life.governed.store(false, Ordering::SeqCst);
                 // Threads that came meanwhile rely on this one's attempt.
                 self.wake_all();
                 return Err(NoLease::Governor(error));
@@ -465,17 +486,17 @@ impl Gate {
 
     /// Whether streams wait for it, where they can.
     pub(super) const fn is_for_streams(&self) -> bool {
-        matches!(self.gates, Gates::Stream)
+        matches!(self.streams.gates, Gates::Stream)
     }
 
     /// Whether a lease is under way whose end somebody sees to.
     pub(super) fn is_followed_open(&self) -> bool {
-        self.lease().is_some() && !self.stands_open.load(Ordering::SeqCst)
+        self.lease().is_some() && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
     /// Whether there is a governor.
     pub(super) fn is_governed(&self) -> bool {
-        self.governed.load(Ordering::Acquire)
+        self.life.governed.load(Ordering::Acquire)
     }
 
     /// The lanes as they are now.
@@ -491,7 +512,7 @@ impl Gate {
     /// Looks at what has been launched, and tells whoever may find this process dead until when the device may be
     /// working for it. To be called by the governor, at each of its looks.
     pub(super) fn look<R>(&self, now: u64, with: impl FnOnce(Totals) -> R) -> R {
-        let slot = self.ledger.own_slot();
+        let slot = self.of.ledger.own_slot();
         // In this order: a launch is marked after its thread has said that it launches, and counted before it says
         // that it does not any more.
         let seen = slot.map(MemberSlot::work);
@@ -507,7 +528,7 @@ impl Gate {
 
     /// Something of unknown duration is about to be launched.
     pub(super) fn unknown_work_begins(&self) {
-        if let Some(slot) = self.ledger.own_slot() {
+        if let Some(slot) = self.of.ledger.own_slot() {
             slot.unknown_work_begins();
         }
     }
