@@ -23,6 +23,7 @@ mod in_driver;
 mod kinds;
 mod lane;
 mod lanes;
+mod launch;
 mod looks;
 mod presence;
 mod sampler;
@@ -36,14 +37,11 @@ mod work;
 pub(crate) use behind::{event_comes_after, no_stream_has_a_gate};
 pub(crate) use captures::{capture_begins, capture_ends};
 pub(crate) use daemon::Source;
-use estimate::Estimate;
 use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
-use gate::NoLease;
 pub(crate) use hold::driver_starts;
 pub(crate) use in_driver::load;
-use lane::Ahead;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };
@@ -53,7 +51,7 @@ pub(crate) use work::{Launched, Work};
 use crate::clock;
 use crate::driver_calls::{self, undisturbing, within};
 use crate::exit_guard::Visits;
-use crate::verdict::{LimiterFailure, Verdict};
+use crate::verdict::Verdict;
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
@@ -129,7 +127,7 @@ pub(crate) fn launch(
     } else {
         let mut call = Some(call);
         let mut once = || call.take().map_or(CuResult::UNKNOWN, |call| call());
-        launch_slowly(launched, stream, &current, &mut once)
+        launch::launch_slowly(launched, stream, &current, &mut once)
     }
 }
 
@@ -148,143 +146,6 @@ fn named(stream: Stream, per_thread: bool) -> usize {
         0 => STREAM_LEGACY,
         handle => handle,
     }
-}
-
-/// `call` is called once at most. It is no type parameter, or there would be one of this for each driver function.
-#[cold]
-fn launch_slowly(
-    launched: Launched,
-    stream: usize,
-    current: &dyn Fn() -> Verdict<&'static Gate>,
-    call: &mut dyn FnMut() -> CuResult,
-) -> CuResult {
-    let work = launched.work;
-    let (gate, lane) = match lane::known_way(stream) {
-        Some((gate, lane)) => (gate, Some(lane)),
-        None => match lane::gate_of(stream, current) {
-            Verdict::Limited(gate) if gate.is_active() => {
-                (gate, lane::of_this_thread(gate, stream))
-            }
-            Verdict::Limited(_) | Verdict::Free => return call(),
-            Verdict::Denied => return CuResult::NOT_PERMITTED,
-        },
-    };
-    let estimate = lane::estimate_of(&launched);
-    // What is charged: of work that is not known, what it is taken for.
-    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
-    let expected = known.or(guess.map(|guess| guess.ns));
-    let collective = estimate.is_some_and(Estimate::is_collective);
-    let mut patience = lane::Patience::default();
-    let mut in_vain = None;
-    // Whether it is launched behind the gate in its stream.
-    let mut behind_gate = false;
-    let launching = loop {
-        if gate.is_unattended() {
-            return unattended::launch(gate, stream, call);
-        }
-        // Said before the gate is looked at.
-        let launching = lane.as_deref().map(lane::Lane::launch_begins);
-        if let Some(stream_gate) = gate.stream_gate() {
-            stream_gate.goes_on();
-        }
-        let is_open = lane::enter(gate, stream, lane.as_ref());
-        // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
-        // the driver waits with that for streams that are held, and other threads for the driver.
-        let may_be_held = expected.is_some() && !work.may_block() && gate.is_governed();
-        if let Some(lane) = lane.as_deref().filter(|_| is_open || may_be_held) {
-            if FAST_PATH.has_captures() && is_capturing(stream) {
-                break launching;
-            }
-            match lane.goes_ahead(gate, work.may_block()) {
-                Ahead::Go => {
-                    behind_gate = true;
-                    break launching;
-                }
-                Ahead::Full if is_open => {
-                    drop(launching);
-                    lane.nap_for_room(&mut in_vain, gate);
-                    continue;
-                }
-                Ahead::Busy => {
-                    drop(launching);
-                    clock::sleep(lane::BUSY_NAP_NS);
-                    continue;
-                }
-                Ahead::Full | Ahead::OnThread => {}
-            }
-        }
-        if is_open {
-            let Some(lane) = lane.as_deref() else { break launching };
-            let rings = gate.budget().rings();
-            if lane.take(expected, gate) || patience.is_over() {
-                if collective && !gate.collective_begins() {
-                    continue;
-                }
-                break launching;
-            }
-            drop(launching);
-            lane.wait_for_room(gate, rings, &mut patience);
-            continue;
-        }
-        drop(launching);
-        // The limit may have been taken away meanwhile.
-        if !gate.is_active() || is_capturing(stream) {
-            return call();
-        }
-        if let Some(lane) = &lane {
-            let _ = lane.cover();
-        }
-        match gate.wait() {
-            Ok(()) => {}
-            Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
-            Err(NoLease::Governor(error)) => {
-                let refused = format!("cannot start the thread that obtains GPU time: {error}");
-                if gate.ledger().lets_pass(&LimiterFailure(refused)) {
-                    return call();
-                }
-                return CuResult::OPERATING_SYSTEM;
-            }
-        }
-    };
-    let Some(lane) = lane.as_deref() else {
-        gate.unknown_work_begins();
-        return call();
-    };
-    // No event may be recorded into a stream that is being captured. That may have begun while this thread
-    // waited at the gate.
-    if FAST_PATH.has_captures() && is_capturing(stream) {
-        return call();
-    }
-    lane.look_if_asked();
-    let counts = collective && behind_gate;
-    let ends = counts && {
-        lane.collective_begins();
-        gate.collective_waits_for_gate()
-    };
-    let sample = estimate
-        .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
-    if known.is_none() {
-        gate.unknown_work_begins();
-    }
-    let begun = work.may_block().then(|| lane.call_begins());
-    let result = if known.is_none() { load(core::iter::once(gate), call) } else { call() };
-    let waited = begun.is_some_and(|since| lane.call_ends(since));
-    if !result.is_ok() {
-        if counts {
-            lane.collective_failed();
-        }
-        return result;
-    }
-    if let Some((estimate, started)) = sample {
-        lane.finish_sample(started, estimate);
-    }
-    // Time in calls is counted while it passes.
-    let ns = if waited { Some(0) } else { expected };
-    let count = lane.count(ns);
-    // Counted: the governor sees it by itself.
-    drop(launching);
-    lane.go_on(count, ns, ends, gate);
-    result
 }
 
 /// Whether a stream is being captured. The default stream beside another stream's capture counts: an

@@ -1,0 +1,236 @@
+//! The slow way of a launch: to a gate that may be closed, into a batch that may be full, of work that may not be known.
+
+use super::estimate::Estimate;
+use super::fast_path::FAST_PATH;
+use super::gate::{Gate, NoLease};
+use super::lane::{self, Ahead, Lane, Launching};
+use super::work::Launched;
+use super::{clock, in_driver, is_capturing, unattended};
+use crate::verdict::{LimiterFailure, Verdict};
+use driver::cuda::CuResult;
+use limiter_core::Guess;
+use std::sync::Arc;
+
+/// A launch on its way to the driver.
+struct Launch {
+    launched: Launched,
+    stream: usize,
+    gate: &'static Gate,
+    /// `None`: it is not followed.
+    lane: Option<Arc<Lane>>,
+    estimate: Option<&'static Estimate>,
+    known: Option<u64>,
+    /// For what it is taken, if it is not known.
+    guess: Option<Guess>,
+}
+
+/// What it meets at the gate.
+enum Next {
+    /// It goes on to the driver; `behind`: its stream waits for the gate, if need be.
+    Go {
+        behind: bool,
+    },
+    /// It looks again.
+    Again,
+    /// It waits until another thread has begun or ended a batch in the stream, there is room in the stream, something is
+    /// given back to the budget once more than so many times, or the gate opens.
+    Busy,
+    Stream,
+    Budget(u32),
+    Gate,
+}
+
+/// How it has passed the gate.
+enum Passed<'lane> {
+    Open {
+        launching: Option<Launching<'lane>>,
+        behind: bool,
+    },
+    /// It is not limited any more.
+    Free,
+    /// It has to obtain its own lease.
+    Unattended,
+    Refused(CuResult),
+}
+
+/// `call` is called once at most. It is no type parameter, or there would be one of this for each driver function.
+#[cold]
+pub(super) fn launch_slowly(
+    launched: Launched,
+    stream: usize,
+    current: &dyn Fn() -> Verdict<&'static Gate>,
+    call: &mut dyn FnMut() -> CuResult,
+) -> CuResult {
+    let (gate, lane) = match lane::known_way(stream) {
+        Some((gate, lane)) => (gate, Some(lane)),
+        None => match lane::gate_of(stream, current) {
+            Verdict::Limited(gate) if gate.is_active() => {
+                (gate, lane::of_this_thread(gate, stream))
+            }
+            Verdict::Limited(_) | Verdict::Free => return call(),
+            Verdict::Denied => return CuResult::NOT_PERMITTED,
+        },
+    };
+    let estimate = lane::estimate_of(&launched);
+    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
+    let launch = Launch { launched, stream, gate, lane, estimate, known, guess };
+    match launch.pass() {
+        Passed::Open { launching, behind } => launch.make(launching, behind, call),
+        Passed::Free => call(),
+        Passed::Unattended => unattended::launch(gate, stream, call),
+        Passed::Refused(result) => result,
+    }
+}
+
+impl Launch {
+    /// What is charged: of work that is not known, what it is taken for.
+    fn expected_ns(&self) -> Option<u64> {
+        self.known.or(self.guess.map(|guess| guess.ns))
+    }
+
+    fn is_collective(&self) -> bool {
+        self.estimate.is_some_and(Estimate::is_collective)
+    }
+
+    /// Waits until it may go on.
+    fn pass(&self) -> Passed<'_> {
+        let gate = self.gate;
+        let mut patience = lane::Patience::default();
+        let mut in_vain = None;
+        loop {
+            if gate.is_unattended() {
+                return Passed::Unattended;
+            }
+            // Said before the gate is looked at.
+            let launching = self.lane.as_deref().map(Lane::launch_begins);
+            if let Some(stream_gate) = gate.stream_gate() {
+                stream_gate.goes_on();
+            }
+            let is_open = lane::enter(gate, self.stream, self.lane.as_ref());
+            let next = self.next(is_open, &patience);
+            if let Next::Go { behind } = next {
+                return Passed::Open { launching, behind };
+            }
+            drop(launching);
+            match (next, self.lane.as_deref()) {
+                (Next::Busy, _) => clock::sleep(lane::BUSY_NAP_NS),
+                (Next::Stream, Some(lane)) => lane.nap_for_room(&mut in_vain, gate),
+                (Next::Budget(rings), Some(lane)) => {
+                    lane.wait_for_room(gate, rings, &mut patience);
+                }
+                (Next::Gate, _) => {
+                    if let Some(passed) = self.wait_at_gate() {
+                        return passed;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn next(&self, is_open: bool, patience: &lane::Patience) -> Next {
+        let gate = self.gate;
+        // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
+        // the driver waits with that for streams that are held, and other threads for the driver.
+        let may_block = self.launched.work.may_block();
+        let may_be_held = self.expected_ns().is_some() && !may_block && gate.is_governed();
+        if let Some(lane) = self.lane.as_deref().filter(|_| is_open || may_be_held) {
+            if FAST_PATH.has_captures() && is_capturing(self.stream) {
+                return Next::Go { behind: false };
+            }
+            match lane.goes_ahead(gate, may_block) {
+                Ahead::Go => return Next::Go { behind: true },
+                Ahead::Full if is_open => return Next::Stream,
+                Ahead::Busy => return Next::Busy,
+                Ahead::Full | Ahead::OnThread => {}
+            }
+        }
+        if !is_open {
+            return Next::Gate;
+        }
+        if let Some(lane) = self.lane.as_deref() {
+            let rings = gate.budget().rings();
+            if !lane.take(self.expected_ns(), gate) && !patience.is_over() {
+                return Next::Budget(rings);
+            }
+            if self.is_collective() && !gate.collective_begins() {
+                return Next::Again;
+            }
+        }
+        Next::Go { behind: false }
+    }
+
+    /// Sleeps until the gate opens; `None`: the launch is to look again.
+    fn wait_at_gate(&self) -> Option<Passed<'_>> {
+        let gate = self.gate;
+        // The limit may have been taken away meanwhile.
+        if !gate.is_active() || is_capturing(self.stream) {
+            return Some(Passed::Free);
+        }
+        if let Some(lane) = &self.lane {
+            let _ = lane.cover();
+        }
+        match gate.wait() {
+            Ok(()) => None,
+            Err(NoLease::Account) => Some(Passed::Refused(CuResult::NOT_PERMITTED)),
+            Err(NoLease::Governor(error)) => {
+                let refused = format!("cannot start the thread that obtains GPU time: {error}");
+                let passes = gate.ledger().lets_pass(&LimiterFailure(refused));
+                let refused = Passed::Refused(CuResult::OPERATING_SYSTEM);
+                Some(if passes { Passed::Free } else { refused })
+            }
+        }
+    }
+
+    /// Makes the driver's call, and counts it. `behind`: the stream waits for the gate.
+    fn make(
+        &self,
+        launching: Option<Launching<'_>>,
+        behind: bool,
+        call: &mut dyn FnMut() -> CuResult,
+    ) -> CuResult {
+        let (gate, work) = (self.gate, self.launched.work);
+        let Some(lane) = self.lane.as_deref() else {
+            gate.unknown_work_begins();
+            return call();
+        };
+        // No event may be recorded into a stream that is being captured. That may have begun while this thread
+        // waited at the gate.
+        if FAST_PATH.has_captures() && is_capturing(self.stream) {
+            return call();
+        }
+        lane.look_if_asked();
+        let counts = self.is_collective() && behind;
+        let ends = counts && {
+            lane.collective_begins();
+            gate.collective_waits_for_gate()
+        };
+        let start =
+            |estimate| Some((estimate, lane.start_sample(work, estimate, self.guess, gate)?));
+        let sample = self.estimate.and_then(start);
+        let begun = work.may_block().then(|| lane.call_begins());
+        let result = if self.known.is_none() {
+            gate.unknown_work_begins();
+            in_driver::load(core::iter::once(gate), call)
+        } else {
+            call()
+        };
+        let waited = begun.is_some_and(|since| lane.call_ends(since));
+        if !result.is_ok() {
+            if counts {
+                lane.collective_failed();
+            }
+            return result;
+        }
+        if let Some((estimate, started)) = sample {
+            lane.finish_sample(started, estimate);
+        }
+        // Time in calls is counted while it passes.
+        let ns = if waited { Some(0) } else { self.expected_ns() };
+        let count = lane.count(ns);
+        // Counted: the governor sees it by itself.
+        drop(launching);
+        lane.go_on(count, ns, ends, gate);
+        result
+    }
+}
