@@ -1,5 +1,6 @@
 //! The latest batches of a lane.
 
+use super::in_stream::Collectives;
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -23,6 +24,7 @@ pub(super) struct Batch {
 
 /// Batches have numbers, from one on.
 pub(super) struct Batches {
+    pub(super) collectives: Collectives,
     latest: Box<[Batch]>,
     /// The oldest one that may still have its event.
     pub(super) spare: AtomicU64,
@@ -34,6 +36,7 @@ pub(super) struct Batches {
 impl Batches {
     pub(super) fn new() -> Self {
         Self {
+            collectives: Collectives::default(),
             latest: core::iter::repeat_with(Batch::default).take(BATCHES).collect(),
             spare: AtomicU64::new(1),
             recorded: AtomicU64::new(0),

@@ -162,7 +162,7 @@ impl Lane {
 
     /// Whether work of unknown duration may not be done.
     fn has_unknown(&self) -> bool {
-        self.unknown_until.load(Acquire) > self.batches.done()
+        self.calls.unknown_until.load(Acquire) > self.batches.done()
     }
 
     /// Takes no further launch into account.
@@ -179,7 +179,7 @@ impl Lane {
             return;
         }
         let activity = self.activity();
-        if self.idle_since.swap(activity, Relaxed) == activity {
+        if self.probes.idle_since.swap(activity, Relaxed) == activity {
             let had = self.taken.ns();
             if !self.is_launching() {
                 // It may go on at any moment, and then takes a piece anew.

@@ -43,8 +43,8 @@ impl core::fmt::Debug for Lane {
             .field("done", &self.batches.done())
             .field("begun", &self.in_stream().map(|own| self.begun(own)))
             .field("uncovered", &self.count.uncovered)
-            .field("launching", &self.launching)
-            .field("calling", &(self.calling_since.load(Relaxed) != 0))
+            .field("launching", &self.calls.launching)
+            .field("calling", &(self.calls.since.load(Relaxed) != 0))
             .field("holds_back", &self.holds_back())
             .finish_non_exhaustive()
     }
@@ -56,7 +56,7 @@ impl Lane {
     /// to now. `None`: there is no work. To be asked by the governor, which may be in the driver.
     pub(in crate::compute) fn busy_since(&self, governors: &Visits, looked: u64) -> Option<u64> {
         let activity = self.activity();
-        let goes_on = self.looked_at.swap(activity, Relaxed) != activity;
+        let goes_on = self.probes.looked_at.swap(activity, Relaxed) != activity;
         let covered = self.count.uncovered.load(Acquire) == 0 || self.pace.is_closed();
         if covered && self.batches.done() >= self.batches.recorded() || self.life.is_lost() {
             return None;
@@ -82,29 +82,29 @@ impl Lane {
 
     /// Has the thread's next launch see whether there still is work. To be called by the governor.
     pub(in crate::compute) fn ask(&self) {
-        self.looks.ask();
+        self.probes.looks.ask();
         self.count.stop.store(AT_ONCE, Relaxed);
     }
 
     /// Beside another session work may be waiting for that one's: nothing is asked, and no answer counts.
     pub(in crate::compute) fn forget_looks(&self) {
-        self.looks.forget_all();
+        self.probes.looks.forget_all();
     }
 
     /// A new lease: what was asked under the last one has no answer.
     pub(in crate::compute) fn forget_question(&self) {
-        self.looks.forget();
+        self.probes.looks.forget();
     }
 
     /// Whether there was work each time that this was asked, lately.
     pub(in crate::compute) fn found_work(&self) -> bool {
-        self.looks.found_work()
+        self.probes.looks.found_work()
     }
 
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.
     pub(in crate::compute) fn take_backlogged_ns(&self) -> u64 {
-        let now = self.backlog.ns.load(Acquire);
-        now.saturating_sub(self.backlog.told_ns.swap(now, Relaxed))
+        let now = self.pace.backlog.ns.load(Acquire);
+        now.saturating_sub(self.pace.backlog.told_ns.swap(now, Relaxed))
     }
 
     /// What the lane has launched.
@@ -119,8 +119,8 @@ impl Lane {
             outstanding_ns,
             backlogged_ns: 0,
             unknown: !self.life.is_lost()
-                && (self.unknown_until.load(Acquire) > self.batches.done()
-                    || self.calling_since.load(Acquire) != 0),
+                && (self.calls.unknown_until.load(Acquire) > self.batches.done()
+                    || self.calls.since.load(Acquire) != 0),
         }
     }
 
@@ -143,7 +143,7 @@ impl Lane {
 
     /// Whether something may be on its way to the driver: that is counted once it is there.
     pub(in crate::compute) fn is_launching(&self) -> bool {
-        self.launching.load(SeqCst)
+        self.calls.launching.load(SeqCst)
     }
 
     /// A number that changes whenever something is seen to be done.
@@ -167,7 +167,7 @@ impl Lane {
         if let Some(is_drained) = self.is_drained_behind(gate, true) {
             return is_drained;
         }
-        if self.calling_since.load(Acquire) != 0 || self.is_launching() {
+        if self.calls.since.load(Acquire) != 0 || self.is_launching() {
             return false;
         }
         let (activity, recorded) = (self.activity(), self.batches.recorded());
@@ -190,7 +190,7 @@ impl Lane {
             true
         });
         if drained {
-            self.unknown_until.fetch_min(self.batches.done(), Relaxed);
+            self.calls.unknown_until.fetch_min(self.batches.done(), Relaxed);
         }
         drained
     }
@@ -227,7 +227,7 @@ impl Lane {
         }
         let covered = self.count.uncovered.load(Acquire) == 0;
         let done = covered && self.batches.done() >= self.batches.recorded();
-        done && self.calling_since.load(Acquire) == 0 && !self.is_launching()
+        done && self.calls.since.load(Acquire) == 0 && !self.is_launching()
     }
 
     /// Whether nothing of it is in its stream any more, held or not: its words may be another lane's. To be called by
@@ -319,7 +319,7 @@ impl Lane {
 
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
     pub(in crate::compute) fn destroy_events(&self) {
-        self.hold.give_back();
+        self.sampling.hold.give_back();
         if let Some(own) = &self.in_stream {
             own.give_back();
         }

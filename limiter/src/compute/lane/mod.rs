@@ -21,7 +21,6 @@ mod turnstile;
 mod waits_of_stream;
 
 use super::budget::Taken;
-use super::hold::Hold;
 use super::looks::Looks;
 use super::sampler::StartedWait;
 use super::{Gate, clock, driver_calls, undisturbing, within};
@@ -32,8 +31,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 use governed::Life;
-use in_stream::{Collectives, InStream};
-use pace::{Backlog, Pace};
+use in_stream::InStream;
+use pace::Pace;
 use samples::Sampling;
 use waits_of_stream::WaitsOfStream;
 
@@ -81,22 +80,30 @@ pub(crate) struct Lane {
     pace: Pace,
     /// Its gate in the stream, where that can be.
     in_stream: Option<InStream>,
-    collectives: Collectives,
-    backlog: Backlog,
     waits: WaitsOfStream,
     sampling: Sampling,
     /// What the lane has taken of the process's budget.
     taken: Taken,
-    /// [`Lane::activity`] when the governor last looked for what is not needed any more.
+    probes: Probes,
+    calls: Calls,
+}
+
+/// What the governor saw, and asks.
+struct Probes {
+    /// [`Lane::activity`] when it last looked for what is not needed any more.
     idle_since: AtomicU64,
     /// The same when it last looked whether there is work.
     looked_at: AtomicU64,
     looks: Looks,
-    hold: Hold,
+}
+
+/// The thread's calls.
+#[derive(Default)]
+struct Calls {
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
-    calling_since: AtomicU64,
+    since: AtomicU64,
     /// A launch that is not counted yet is under way, or about to be.
     launching: AtomicBool,
     /// The lease in which the thread was here last.
@@ -128,19 +135,15 @@ impl Lane {
             batches: Batches::new(),
             pace: Pace::new(),
             in_stream,
-            collectives: Collectives::default(),
-            backlog: Backlog::default(),
             waits: WaitsOfStream::new(stream, context),
             sampling: Sampling::default(),
             taken: Taken::default(),
-            idle_since: AtomicU64::new(NEVER),
-            looked_at: AtomicU64::new(NEVER),
-            looks: Looks::default(),
-            hold: Hold::default(),
-            unknown_until: AtomicU64::new(0),
-            calling_since: AtomicU64::new(0),
-            launching: AtomicBool::new(false),
-            entered: AtomicU32::new(0),
+            probes: Probes {
+                idle_since: AtomicU64::new(NEVER),
+                looked_at: AtomicU64::new(NEVER),
+                looks: Looks::default(),
+            },
+            calls: Calls::default(),
         }
     }
 
@@ -161,17 +164,17 @@ impl Lane {
 
     /// Lets the stream go if it has been held back for too long. To be called by the governor.
     pub(super) fn release_overdue(&self, now: u64) {
-        self.hold.release_overdue(now);
+        self.sampling.hold.release_overdue(now);
     }
 
     /// Lets the stream go: nobody will look after it any more.
     pub(super) fn let_go(&self) {
-        let _ = self.hold.let_go();
+        let _ = self.sampling.hold.let_go();
     }
 
     /// Whether the stream is held back, or about to be.
     pub(super) fn holds_back(&self) -> bool {
-        self.hold.is_under_way()
+        self.sampling.hold.is_under_way()
     }
 
     fn batch(&self, number: u64) -> &Batch {
@@ -208,8 +211,8 @@ impl Lane {
     /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
     /// is charged. To be called by the lane's thread.
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
-        let ns = self.backlog.ns.load(Relaxed) + now.saturating_sub(begun);
-        self.backlog.ns.store(ns, Release);
+        let ns = self.pace.backlog.ns.load(Relaxed) + now.saturating_sub(begun);
+        self.pace.backlog.ns.store(ns, Release);
         gate.stall().begin(gate.lanes().progress(), now);
     }
 
@@ -234,14 +237,14 @@ impl Lane {
     /// A call that may wait for its work begins.
     pub(super) fn call_begins(&self) -> u64 {
         let now = clock::now();
-        self.calling_since.store(now, Release);
+        self.calls.since.store(now, Release);
         now
     }
 
     /// It has returned; tells whether it waited: if it took long, and left nothing to be done. The stream must not be
     /// capturing.
     pub(super) fn call_ends(&self, since: u64) -> bool {
-        self.calling_since.store(0, Release);
+        self.calls.since.store(0, Release);
         let is_empty = || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
         clock::now().saturating_sub(since) >= WAITED_NS && undisturbing(is_empty)
     }
@@ -250,8 +253,8 @@ impl Lane {
     /// count as drained: a gate that closes meanwhile may not see the launch.
     pub(super) fn launch_begins(&self) -> Launching<'_> {
         // Before the thread looks at the gate; the governor closes that before it looks here.
-        self.launching.store(true, SeqCst);
-        Launching(&self.launching)
+        self.calls.launching.store(true, SeqCst);
+        Launching(&self.calls.launching)
     }
 
     /// Counts a launch that [`pass`] did not; tells how many there have been since the last event.
@@ -260,7 +263,7 @@ impl Lane {
         let launched = self.count.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
         self.count.launched_ns.store(launched, Relaxed);
         if ns.is_none() {
-            self.unknown_until.store(self.batches.recorded() + 1, Release);
+            self.calls.unknown_until.store(self.batches.recorded() + 1, Release);
         }
         self.count.uncovered.store(count, Release);
         count
@@ -291,7 +294,7 @@ impl Lane {
 
     /// Sees whether the stream has work, if the governor wants to know. The stream must not be capturing.
     pub(super) fn look_if_asked(&self) {
-        if !self.looks.take_question() {
+        if !self.probes.looks.take_question() {
             return;
         }
         self.stop_at(self.pace.planned.load(Relaxed));
@@ -300,7 +303,7 @@ impl Lane {
                 || driver_calls::stream_query(self.stream as Stream) == CuResult::NOT_READY;
             !self.may_wait() && (self.is_seen_to_work() || undisturbing(not_ready))
         };
-        self.looks.tell(works());
+        self.probes.looks.tell(works());
     }
 
     fn stop_at(&self, count: u32) {
@@ -352,7 +355,7 @@ impl Lane {
             batch.covered_ns.store(launched, Relaxed);
             batch.at.store(clock::now(), Relaxed);
             batch.launches.store(before + u64::from(self.count.uncovered.load(Relaxed)), Relaxed);
-            batch.collectives.store(self.collectives.launched.load(Relaxed), Relaxed);
+            batch.collectives.store(self.batches.collectives.launched.load(Relaxed), Relaxed);
             self.waits.are_covered_by(number, waits);
             self.batches.end(number);
             // In this order: what is held is seen to be at any moment, or the governor would sleep.

@@ -26,6 +26,7 @@ pub(super) struct Pace {
     pub(super) planned: AtomicU32,
     /// When the thread last ended a batch, saw that the last one was not done, or began anew.
     pub(super) mark: AtomicU64,
+    pub(super) backlog: Backlog,
 }
 
 impl Pace {
@@ -34,6 +35,7 @@ impl Pace {
             batch: AtomicU32::new(1),
             planned: AtomicU32::new(1),
             mark: AtomicU64::new(clock::now()),
+            backlog: Backlog::default(),
         }
     }
 
@@ -97,8 +99,8 @@ impl Lane {
     /// What was launched has kept the device busy for so long. To be called by the lane's thread.
     fn was_busy(&self, ns: u64, gate: &Gate) {
         // What is held at a closed gate does not.
-        if !self.is_in_stream() || gate.lease() == Some(self.entered.load(Relaxed)) {
-            self.backlog.ns.store(self.backlog.ns.load(Relaxed) + ns, Release);
+        if !self.is_in_stream() || gate.lease() == Some(self.calls.entered.load(Relaxed)) {
+            self.pace.backlog.ns.store(self.pace.backlog.ns.load(Relaxed) + ns, Release);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Which launches of a lane are sampled.
 
 use super::super::estimate::Estimate;
+use super::super::hold::Hold;
 use super::super::sampler::{Place, Sampler, Started};
 use super::super::{Gate, Work, clock};
 use super::Lane;
@@ -25,6 +26,7 @@ const LONGEST_REST_NS: u64 = 50_000_000;
 #[derive(Default)]
 pub(super) struct Sampling {
     pub(super) sampler: Mutex<Sampler>,
+    pub(super) hold: Hold,
     /// Samples of steady work that were due and not taken, and the earliest time for the next one.
     skipped: AtomicU32,
     at: AtomicU64,
@@ -62,7 +64,8 @@ impl Lane {
         let begun = clock::now();
         let place = Place { stream: self.stream as Stream, context: self.context, gate };
         let mut sampler = self.sampling.sampler.try_lock().ok()?;
-        let started = sampler.start(place, &self.hold, work, drawn, !gate.is_shared(), begun);
+        let started =
+            sampler.start(place, &self.sampling.hold, work, drawn, !gate.is_shared(), begun);
         if started.is_none() {
             self.rest_from_samples(begun);
         }

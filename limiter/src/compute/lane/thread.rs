@@ -203,7 +203,7 @@ pub(in crate::compute) fn enter(
         let address = Arc::as_ptr(lane);
         let known = shortcut.gate.get().is_some() && ptr::eq(shortcut.lane.get(), address);
         if !known || shortcut.lease.get() != lease {
-            if lane.entered.swap(lease, Relaxed) != lease {
+            if lane.calls.entered.swap(lease, Relaxed) != lease {
                 lane.begin_at(clock::now());
             }
             shortcut.stream.set(stream);

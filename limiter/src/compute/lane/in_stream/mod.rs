@@ -342,12 +342,18 @@ impl Lane {
 
     /// A collective is about to be launched behind the gate in the stream. To be called by the lane's thread.
     pub(in crate::compute) fn collective_begins(&self) {
-        self.collectives.launched.store(self.collectives.launched.load(Relaxed) + 1, Release);
+        self.batches
+            .collectives
+            .launched
+            .store(self.batches.collectives.launched.load(Relaxed) + 1, Release);
     }
 
     /// It was not launched.
     pub(in crate::compute) fn collective_failed(&self) {
-        self.collectives.launched.store(self.collectives.launched.load(Relaxed) - 1, Release);
+        self.batches
+            .collectives
+            .launched
+            .store(self.batches.collectives.launched.load(Relaxed) - 1, Release);
     }
 
     /// Whether a collective that has begun is not done.
@@ -366,20 +372,20 @@ impl Lane {
     /// How many were launched up to a batch's end.
     fn collectives_by(&self, number: u64) -> u64 {
         let is_open = number > self.batches.recorded();
-        let open = || self.collectives.launched.load(Acquire);
+        let open = || self.batches.collectives.launched.load(Acquire);
         if is_open { open() } else { self.batch(number).collectives.load(Relaxed) }
     }
 
     /// How many were launched that the others have not been told of.
     pub(in crate::compute) fn collectives_ahead(&self) -> u64 {
-        let Collectives { launched, told } = &self.collectives;
+        let Collectives { launched, told } = &self.batches.collectives;
         launched.load(Acquire).wrapping_sub(told.load(Relaxed))
     }
 
     /// How many more collectives have begun in the stream than when this was last asked: those of a batch with it. To
     /// be asked by the governor.
     pub(in crate::compute) fn take_collectives(&self) -> i64 {
-        let launched = self.collectives.launched.load(Acquire);
+        let launched = self.batches.collectives.launched.load(Acquire);
         if launched == 0 {
             return 0;
         }
@@ -387,7 +393,7 @@ impl Lane {
             Some(own) if !self.life.is_lost() => self.collectives_by(self.begun(own)),
             _ => launched,
         };
-        begun.wrapping_sub(self.collectives.told.swap(begun, Relaxed)).cast_signed()
+        begun.wrapping_sub(self.batches.collectives.told.swap(begun, Relaxed)).cast_signed()
     }
 
     /// Whether its stream has passed the gate with work that is not seen to be done.
@@ -427,7 +433,7 @@ impl Lane {
         let closed_at = gate.stream_closed_at()?;
         let (begun, done, recorded) =
             (self.begun(own), self.see_done(own), self.batches.recorded());
-        let waits = self.calling_since.load(Acquire) != 0;
+        let waits = self.calls.since.load(Acquire) != 0;
         if waits && self.last(own) <= begun && !gate.holds_work() {
             return Some(false);
         }
