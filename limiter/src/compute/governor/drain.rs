@@ -63,6 +63,29 @@ impl Handover {
     }
 }
 
+/// The end of a lease while it lasts.
+struct Ending {
+    /// When the gate was closed.
+    begun: u64,
+    /// What had been done when something was last seen to be, and since when that has been so.
+    done: u64,
+    since: u64,
+    /// How long work may stand still.
+    patience: u64,
+    was_stuck: bool,
+    /// When all should be done; `None`: not known.
+    done_at: Option<u64>,
+    /// When it should have been when the daemon was told so.
+    told_early: Option<u64>,
+    /// When the account was last told, and whether all of the work may only have waited at some moment since then. Nobody
+    /// sees for how much of the time.
+    told: u64,
+    waited: bool,
+    /// When others were last called, and by which call.
+    called: u64,
+    call: u64,
+}
+
 impl Tenure {
     /// Waits until the work launched under the lease is done.
     ///
@@ -79,44 +102,37 @@ impl Tenure {
         let busy_since = gate.inside(&lanes).and_then(|_inside| self.busy_since(&lanes));
         self.measure(begun, busy_since);
         self.look(begun, busy_since);
-        let mut done_before = 0;
-        let mut since = begun;
-        let mut told_early = None;
         let expected_ns = lanes.expected_ns();
-        let mut told = since;
-        let (mut called, mut call) = (0, 0);
-        let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
-        let mut done_at = None;
-        let mut was_stuck = false;
+        let mut end = Ending {
+            begun,
+            done: 0,
+            since: begun,
+            patience: if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS },
+            was_stuck: false,
+            done_at: None,
+            told_early: None,
+            told: begun,
+            waited: false,
+            called: 0,
+            call: 0,
+        };
         let mut was_launching = true;
-        // Since the last look. Nobody sees for how much of the time.
-        let mut waited = false;
         let mut unfinished_at = begun;
-        let mut is_drained = false;
-        loop {
+        let is_drained = loop {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
             let lanes = gate.lanes();
             // First: it may close the gate, and what passed before that is to be looked at.
-            let behind = self.catches_up(begun);
-            let goes_on = behind || self.others_may_begin(begun);
-            let all = match gate.inside(&lanes) {
-                Some(_inside) => lanes.are_drained(gate),
-                None => {
-                    gate.stream_closed_at().is_some()
-                        && lanes.iter().all(|lane| !lane.holds_back() && lane.is_seen_drained(gate))
-                }
-            };
-            if all && !goes_on {
-                is_drained = true;
-                break;
+            let goes_on = self.catches_up(begun) || self.others_may_begin(begun);
+            if is_all_done(gate, &lanes) && !goes_on {
+                break true;
             }
             // What is launched now is limited by nothing, and marks come behind it.
             if !gate.is_active() {
-                break;
+                break false;
             }
             unfinished_at = clock::now();
-            waited |= lanes.only_wait();
+            end.waited |= lanes.only_wait();
             clock::sleep(POLL_NS);
             let now = clock::now();
             lanes.release_overdue(now);
@@ -125,108 +141,148 @@ impl Tenure {
                 was_launching = false;
                 self.look(now, None);
             }
-            let done = lanes.progress();
-            if !was_stuck && gate.is_wanted() {
-                patience = self.patience(patience, &lanes);
+            let is_over = self.stands_still(now, &lanes, &mut end, handover)
+                || self.is_about_to_end(now, goes_on, &lanes, &mut end, handover);
+            if is_over {
+                break false;
             }
-            if done != done_before {
-                done_before = done;
-                since = now;
-                let may_guess = self.holding.lease.id.is_some() && handover.rest.is_over(now);
-                done_at = match gate.stream_gate().filter(|_| may_guess) {
-                    // The batch that runs began when the one before it was done.
-                    Some(_) if !lanes.may_wait() => {
-                        let left_ns = lanes.begun_takes_ns(gate);
-                        left_ns.map(|ns| self.see_progress(now).1.saturating_add(ns))
-                    }
-                    Some(_) => None,
-                    None if may_guess => expected_end(now, &lanes),
-                    None => None,
-                };
-            } else if !self.is_uneven(begun)
-                && waits_for_held_work(gate, &lanes, now.saturating_sub(since))
-            {
-                break;
-            } else if let Some(set) = gate
-                .collectives()
-                .set()
-                .filter(|set| now.saturating_sub(called.max(since)) > set.patience())
-            {
-                called = now;
-                call = set.call_others(now.saturating_add(CALL_NS));
-            } else if now.saturating_sub(since) > patience && gate.is_wanted() {
-                was_stuck = true;
-                tracing::debug!(
-                    "device {}: work stands still at a closed gate: {lanes:?}",
-                    gate.ledger().uuid()
-                );
-                handover.dependent = self.glimpse(done);
-                since = clock::now();
-                // Longer each time, so that it outgrows kernels that only take long.
-                patience =
-                    if handover.dependent { STUCK_AGAIN_NS } else { patience.saturating_mul(2) };
+            if now.saturating_sub(end.told) > TELL_NS {
+                end.told = now;
+                self.look_at_the_rest(now, core::mem::take(&mut end.waited));
+                account.still_draining(self.holding.lease, self.holding.take_used());
             }
-            let in_stream = gate.stream_gate();
-            let early_ns = if in_stream.is_some() { STREAM_HANDOVER_NS } else { HANDOVER_NS };
-            let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
-            // Whoever holds a stream back has to be looked after.
-            let ends = done_at.filter(soon).filter(|_| !goes_on && !lanes.hold_back());
-            if let Some((at, (stream_gate, lease))) = ends.zip(in_stream.zip(self.holding.lease.id))
-            {
-                // A word says so, and the governor goes on to see how long it takes.
-                if told_early.is_none() {
-                    stream_gate.end(lease);
-                    told_early = Some(at);
-                }
-            } else if let Some(at) = ends {
-                handover.ended = Some(at);
-                // What is left is paid for now.
-                self.holding.used += Used::busy(at.saturating_sub(now));
-                break;
-            }
-            if now.saturating_sub(told) > TELL_NS {
-                told = now;
-                self.look_at_the_rest(now, core::mem::take(&mut waited));
-                account.still_draining(self.holding.lease, core::mem::take(&mut self.holding.used));
-            }
+        };
+        self.tell_end_of_drain(&end, handover);
+        let now = clock::now();
+        tracing::trace!(
+            "device {}: drained at {now}, {} us after the close, not {} us before",
+            gate.ledger().uuid(),
+            now.saturating_sub(begun) / 1_000,
+            now.saturating_sub(unfinished_at) / 1_000
+        );
+        // Work that waited for its program tells nothing of how long it takes.
+        if let Some(expected_ns) = expected_ns.filter(|_| !end.was_stuck && !gate.is_shared()) {
+            gate.took_at_least(expected_ns, now.saturating_sub(begun));
         }
+        if is_drained {
+            // At some time between the last two looks, and they may be far apart on a busy machine.
+            let done_at = unfinished_at.midpoint(now);
+            self.measure(done_at, (!end.waited && !end.was_stuck).then_some(0));
+            self.look_at_the_rest(done_at, end.waited);
+            self.holding.usage.drained(gate.device_lanes().totals());
+            self.look(now, None);
+        } else {
+            self.look_at_the_rest(now, end.waited);
+        }
+        self.give_back_unneeded();
+        self.remove_abandoned();
+    }
+
+    /// Sees what is done. Where nothing is for long, others are called to launch what it may wait for, or the gate is opened
+    /// for a moment. Returns whether the lease is over: what has begun waits for what is held.
+    fn stands_still(
+        &mut self,
+        now: u64,
+        lanes: &LaneList,
+        end: &mut Ending,
+        handover: &mut Handover,
+    ) -> bool {
+        let gate = self.gate;
+        let done = lanes.progress();
+        if !end.was_stuck && gate.is_wanted() {
+            end.patience = self.patience(end.patience, lanes);
+        }
+        if done != end.done {
+            (end.done, end.since) = (done, now);
+            end.done_at = self.expected_end(now, lanes, handover);
+            return false;
+        }
+        let still_ns = now.saturating_sub(end.since);
+        if !self.is_uneven(end.begun) && waits_for_held_work(gate, lanes, still_ns) {
+            return true;
+        }
+        let called = end.called.max(end.since);
+        let is_late = |set: &&Set| now.saturating_sub(called) > set.patience();
+        if let Some(set) = gate.collectives().set().filter(is_late) {
+            end.called = now;
+            end.call = set.call_others(now.saturating_add(CALL_NS));
+        } else if still_ns > end.patience && gate.is_wanted() {
+            end.was_stuck = true;
+            let uuid = gate.ledger().uuid();
+            tracing::debug!("device {uuid}: work stands still at a closed gate: {lanes:?}");
+            handover.dependent = self.glimpse(done);
+            end.since = clock::now();
+            // Longer each time, so that it outgrows kernels that only take long.
+            let longer = end.patience.saturating_mul(2);
+            end.patience = if handover.dependent { STUCK_AGAIN_NS } else { longer };
+        }
+        false
+    }
+
+    /// When everything launched will be done, if something has just been seen to be; `None`: not known, or not soon.
+    fn expected_end(&mut self, now: u64, lanes: &LaneList, handover: &Handover) -> Option<u64> {
+        const SOON_NS: u64 = 5_000_000;
+        let gate = self.gate;
+        if self.holding.lease.id.is_none() || !handover.rest.is_over(now) {
+            return None;
+        }
+        if gate.stream_gate().is_none() {
+            let left_ns = lanes.expected_ns().filter(|&left_ns| left_ns < SOON_NS);
+            return left_ns.map(|left_ns| now + left_ns);
+        }
+        if lanes.may_wait() {
+            return None;
+        }
+        // The batch that runs began when the one before it was done.
+        lanes.begun_takes_ns(gate).map(|ns| self.see_progress(now).1.saturating_add(ns))
+    }
+
+    /// Whether all is about to be done, and the lease is over for that: by a word, after which the governor goes on to see how
+    /// long it takes, or by itself.
+    fn is_about_to_end(
+        &mut self,
+        now: u64,
+        goes_on: bool,
+        lanes: &LaneList,
+        end: &mut Ending,
+        handover: &mut Handover,
+    ) -> bool {
+        let in_stream = self.gate.stream_gate();
+        let early_ns = if in_stream.is_some() { STREAM_HANDOVER_NS } else { HANDOVER_NS };
+        let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
+        // Whoever holds a stream back has to be looked after.
+        let ends = end.done_at.filter(soon).filter(|_| !goes_on && !lanes.hold_back());
+        let Some(at) = ends else { return false };
+        let Some((stream_gate, lease)) = in_stream.zip(self.holding.lease.id) else {
+            handover.ended = Some(at);
+            // What is left is paid for now.
+            self.holding.used += Used::busy(at.saturating_sub(now));
+            return true;
+        };
+        if end.told_early.is_none() {
+            stream_gate.end(lease);
+            end.told_early = Some(at);
+        }
+        false
+    }
+
+    /// Closes what was opened meanwhile, and tells the daemon and other devices that the lease is over.
+    fn tell_end_of_drain(&self, end: &Ending, handover: &Handover) {
+        let gate = self.gate;
         // It was to catch up, and is not over for that: limits may have been taken away, and come back.
         if gate.lease().is_some() {
             gate.close();
         }
         if let Some(set) = gate.collectives().known_set() {
             set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
-            set.call_is_over(call);
+            set.call_is_over(end.call);
         }
         let now = clock::now();
-        match (told_early, gate.stream_gate().zip(self.holding.lease.id)) {
+        match (end.told_early, gate.stream_gate().zip(self.holding.lease.id)) {
             (Some(at), _) if now.saturating_sub(at) > LATE_NS => handover.rest.begin(now),
             (None, Some((stream_gate, lease))) => stream_gate.end(lease),
             _ => {}
         }
-        tracing::trace!(
-            "device {}: drained at {now}, {} us after the close, {} us of the lease left then, not {} us before",
-            gate.ledger().uuid(),
-            now.saturating_sub(begun) / 1_000,
-            self.holding.lease.end.saturating_sub(begun) / 1_000,
-            now.saturating_sub(unfinished_at) / 1_000
-        );
-        // Work that waited for its program tells nothing of how long it takes.
-        if let Some(expected_ns) = expected_ns.filter(|_| !was_stuck && !gate.is_shared()) {
-            gate.took_at_least(expected_ns, now.saturating_sub(begun));
-        }
-        if is_drained {
-            // At some time between the last two looks, and they may be far apart on a busy machine.
-            let done_at = unfinished_at.midpoint(now);
-            self.measure(done_at, (!waited && !was_stuck).then_some(0));
-            self.look_at_the_rest(done_at, waited);
-            self.holding.usage.drained(gate.device_lanes().totals());
-            self.look(now, None);
-        } else {
-            self.look_at_the_rest(now, waited);
-        }
-        self.give_back_unneeded();
-        self.remove_abandoned();
     }
 
     /// Whether the gate was opened to catch up, and closed when that was done, or may be.
@@ -337,11 +393,15 @@ impl Tenure {
     }
 }
 
-/// When everything launched will be done, if something has just been seen to be done; `None`: not known,
-/// or not soon.
-fn expected_end(now: u64, lanes: &LaneList) -> Option<u64> {
-    const SOON_NS: u64 = 5_000_000;
-    lanes.expected_ns().filter(|&left_ns| left_ns < SOON_NS).map(|left_ns| now + left_ns)
+/// Whether all that has passed the gate is done, as far as can be asked.
+fn is_all_done(gate: &Gate, lanes: &LaneList) -> bool {
+    match gate.inside(lanes) {
+        Some(_inside) => lanes.are_drained(gate),
+        None => {
+            gate.stream_closed_at().is_some()
+                && lanes.iter().all(|lane| !lane.holds_back() && lane.is_seen_drained(gate))
+        }
+    }
 }
 
 /// Whether what has begun should have been done after so long without progress. Then it waits for what is held in
