@@ -27,7 +27,7 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn new(gate: &'static Gate) -> Self {
-        let daemon = gate.daemon().map(Daemon::new);
+        let daemon = gate.of.daemon.as_ref().map(Daemon::new);
         Self { gate, ledger: gate.ledger(), daemon, cpu: CpuTime::default() }
     }
 
@@ -35,13 +35,13 @@ impl Account {
     pub(super) fn begin(&mut self) -> Option<Lease> {
         self.gate.may_be_together();
         if let Some(daemon) = &mut self.daemon {
-            daemon.together = self.gate.collectives().set().is_some();
+            daemon.together = self.gate.collectives.set().is_some();
         }
         if let Some(daemon) = &mut self.daemon
             && daemon.is_there()
             && self.ledger.is_scheduled()
         {
-            let set = self.gate.collectives().set();
+            let set = self.gate.collectives.set();
             if let Some(lease) = set.and_then(begin_called) {
                 return Some(lease);
             }
@@ -51,7 +51,7 @@ impl Account {
                 self.gate.withdraw();
             }
             if let Ok(lease) = answer {
-                let of_several = self.gate.collectives().set().is_some();
+                let of_several = self.gate.collectives.set().is_some();
                 let lease = lease.map(|lease| Lease { of_several, ..lease });
                 self.hold_together(lease);
                 return lease;
@@ -76,7 +76,7 @@ impl Account {
     /// Notes that a device of several is held under a lease from elsewhere.
     fn hold_together(&self, lease: Option<Lease>) {
         if let Some(lease) = lease.filter(|lease| lease.of_several)
-            && let Some(set) = self.gate.collectives().known_set()
+            && let Some(set) = self.gate.collectives.known_set()
             && let Some(mut opened) = set.ledger().open()
         {
             opened.hold_elsewhere(set.ledger().membership().slot(), clock::now(), lease.end);
@@ -90,7 +90,7 @@ impl Account {
 
     /// The account that a lease is of: the device's, or that of several.
     fn account_of(&self, of_several: bool) -> &DeviceLedger {
-        let set = self.gate.collectives().known_set().filter(|_| of_several);
+        let set = self.gate.collectives.known_set().filter(|_| of_several);
         set.map_or(self.ledger, |set| set.ledger())
     }
 
@@ -98,7 +98,7 @@ impl Account {
         loop {
             // It may come to be held together with others while this waits.
             self.gate.may_be_together();
-            let set = self.gate.collectives().set();
+            let set = self.gate.collectives.set();
             let of_several = set.is_some();
             let ledger = set.map_or(self.ledger, Set::ledger);
             let membership = ledger.membership();
@@ -231,7 +231,7 @@ impl Account {
             }
         }
         // It was of another account, and is over there, too.
-        if let Some(set) = self.gate.collectives().known_set() {
+        if let Some(set) = self.gate.collectives.known_set() {
             end_in(set.ledger(), 0);
         }
     }

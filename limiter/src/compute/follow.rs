@@ -26,7 +26,7 @@ const DEBOUNCE_NS: u64 = 2_000_000;
 /// Starts to follow the limits of a device, unless that is done already. `changed` is called after each change,
 /// with whether the device's time has come to be limited by it, or is no more.
 pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send + 'static) {
-    if !gate.begin_following() {
+    if gate.limits.followed.swap(true, Ordering::AcqRel) {
         return;
     }
     if let Err(error) = own_thread::start("sluice-limits", move || follow(gate, &changed)) {
@@ -71,14 +71,15 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     {
         opened.forget_savings(clock::now());
     }
-    gate.set_low(limits.compute.priority == Priority::Low);
+    let is_low = limits.compute.priority == Priority::Low;
+    gate.limits.low.store(is_low, Ordering::Relaxed);
     let is_other = gate.set_active(limited);
     if is_other {
         tracing::info!("device {}: limits are now {limits:?}", gate.ledger().uuid());
     }
     changed(is_other);
     // The daemon is to know, and a lease under way may be too long.
-    gate.demand().ring();
+    gate.demand.ring();
     if let Some(gate) = gate.stream_gate() {
         gate.ring();
     }

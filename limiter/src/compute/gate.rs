@@ -25,52 +25,53 @@ pub(crate) struct Gate {
     /// Alone in its cache line: every launch reads it.
     /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
     word: CachePadded<AtomicU32>,
-    of: Owners,
+    pub(super) of: Owners,
     /// Who wants it to be open.
-    demand: Demand,
-    limits: Limits,
-    life: Life,
+    pub(super) demand: Demand,
+    pub(super) limits: Limits,
+    pub(super) life: Life,
     /// Whether the governor is in the driver.
-    inside: InDriver,
+    pub(super) in_driver: InDriver,
     streams: Streams,
-    tenure: Tenure,
+    pub(super) tenure: Tenure,
     /// What the device is held together with.
-    collectives: Collectives,
+    pub(super) collectives: Collectives,
     /// What all lanes together may have outstanding.
-    budget: Budget,
-    work: Seen,
-    lanes: DeviceLanes,
+    pub(super) budget: Budget,
+    pub(super) seen: Seen,
+    /// The lanes, to be changed, or looked at without a copy.
+    pub(super) device_lanes: DeviceLanes,
 }
 
 /// Whom it belongs to.
-struct Owners {
+pub(super) struct Owners {
     /// The session's account of the device.
     ledger: &'static DeviceLedger,
-    guard: &'static ExitGuard,
+    pub(super) guard: &'static ExitGuard,
     /// Where leases come from, if not from the session's own account.
-    daemon: Option<Source>,
+    pub(super) daemon: Option<Source>,
 }
 
 /// The session's limits.
-struct Limits {
+pub(super) struct Limits {
     /// Whether the device's time is limited at all.
     active: AtomicBool,
     /// Whether others are preferred.
-    low: AtomicBool,
+    pub(super) low: AtomicBool,
     /// Whether a thread follows them.
-    followed: AtomicBool,
+    pub(super) followed: AtomicBool,
 }
 
 /// Who opens and closes it.
 #[derive(Default)]
-struct Life {
-    governed: AtomicBool,
+pub(super) struct Life {
+    pub(super) governed: AtomicBool,
     /// The limit cannot be enforced and need not be: nothing closes any more.
     stands_open: AtomicBool,
     /// The program is ending: the governor does nothing more, and each launch obtains its own lease.
     unattended: AtomicBool,
     /// A thread does so.
-    launches_unattended: AtomicBool,
+    pub(super) launches_unattended: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
 }
@@ -87,22 +88,22 @@ struct Streams {
 
 /// The present lease, or the last one.
 #[derive(Default)]
-struct Tenure {
+pub(super) struct Tenure {
     /// Whether another session may be using the device at the same time.
-    shared: AtomicBool,
+    pub(super) shared: AtomicBool,
     /// When it is to end, as far as is known.
-    end: AtomicU64,
+    pub(super) end: AtomicU64,
     /// For how long the gate is open under it.
-    length: AtomicU64,
+    pub(super) length: AtomicU64,
 }
 
 /// What was seen of the work lately.
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     /// How long launches took.
-    launch_times: LaunchTimes,
+    pub(super) launch_times: LaunchTimes,
     /// Whether streams wait for what the program does next.
-    stall: Stall,
+    pub(super) stall: Stall,
 }
 
 /// Why there is no time to be had.
@@ -133,23 +134,19 @@ impl Gate {
             demand: Demand::default(),
             limits: Limits { active: AtomicBool::new(active), low, followed },
             life: Life::default(),
-            inside: InDriver::default(),
+            in_driver: InDriver::default(),
             streams: Streams { gates, gate: OnceLock::new(), left: AtomicBool::new(false) },
             tenure: Tenure::default(),
             collectives: Collectives::default(),
             budget: Budget::default(),
-            work: Seen::default(),
-            lanes: DeviceLanes::default(),
+            seen: Seen::default(),
+            device_lanes: DeviceLanes::default(),
         }
     }
 
     /// The session's account of the device.
     pub(super) const fn ledger(&self) -> &'static DeviceLedger {
         self.of.ledger
-    }
-
-    pub(super) const fn guard(&self) -> &'static ExitGuard {
-        self.of.guard
     }
 
     /// The governors' visits to the driver.
@@ -166,7 +163,8 @@ impl Gate {
     /// handed over by messages. To be called by the governor, between leases.
     pub(super) fn leave_streams(&self) {
         let in_stream = || self.lanes().iter().any(|lane| lane.is_in_stream());
-        if let Some(gate) = self.stream_gate().filter(|_| self.lanes.are_crowded() && !in_stream())
+        if let Some(gate) =
+            self.stream_gate().filter(|_| self.device_lanes.are_crowded() && !in_stream())
         {
             // For a lane that is being made.
             gate.leave_open();
@@ -184,7 +182,7 @@ impl Gate {
         if !self.is_for_streams() {
             return None;
         }
-        let turnstile = self.lanes.turnstile_for(stream, context, order)?;
+        let turnstile = self.device_lanes.turnstile_for(stream, context, order)?;
         let make = || {
             let made = StreamGate::of(self.of.ledger.uuid())?;
             // The governor opens and closes it from now on.
@@ -199,33 +197,14 @@ impl Gate {
 
     /// What was estimated at so much was not done for so long. Work that may wait for other devices tells nothing by that.
     pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
-        if self.collectives().set().is_none() {
-            self.work.launch_times.took_at_least(estimated_ns, ns);
+        if self.collectives.set().is_none() {
+            self.seen.launch_times.took_at_least(estimated_ns, ns);
         }
-    }
-
-    /// How long launches took lately.
-    pub(super) const fn launch_times(&self) -> &LaunchTimes {
-        &self.work.launch_times
     }
 
     /// The same of each; zero: not known.
     pub(super) fn launch_ns(&self) -> u64 {
-        self.work.launch_times.each_ns()
-    }
-
-    /// When the lease is to end.
-    pub(super) fn lease_ends_at(&self, end: u64) {
-        self.tenure.end.store(end, Ordering::Relaxed);
-    }
-
-    /// For how long the gate is open under the present lease, or was under the last one.
-    pub(super) fn lease_ns(&self) -> u64 {
-        self.tenure.length.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn lease_lasts(&self, ns: u64) {
-        self.tenure.length.store(ns, Ordering::Relaxed);
+        self.seen.launch_times.each_ns()
     }
 
     /// How much may be outstanding, in estimated time. Who waits for the device must not wait for long queues: beside
@@ -235,7 +214,7 @@ impl Gate {
             return LEAST_OUTSTANDING_NS;
         }
         let left = self.tenure.end.load(Ordering::Relaxed).saturating_sub(now);
-        self.work.launch_times.estimated(limiter_core::room_ns(left))
+        self.seen.launch_times.estimated(limiter_core::room_ns(left))
     }
 
     /// Since when streams are held; `None`: they are not.
@@ -248,43 +227,14 @@ impl Gate {
         self.stream_closed_at().is_some() && self.lanes().iter().any(|lane| lane.is_held(self))
     }
 
-    /// What the device is held together with.
-    pub(super) const fn collectives(&self) -> &Collectives {
-        &self.collectives
-    }
-
-    /// What all lanes together may have outstanding.
-    pub(super) const fn budget(&self) -> &Budget {
-        &self.budget
-    }
-
-    /// Whether streams wait for what the program does next, as far as has been noticed.
-    pub(super) const fn stall(&self) -> &Stall {
-        &self.work.stall
-    }
-
-    /// The daemon, where one is to be used.
-    pub(super) const fn daemon(&self) -> Option<&Source> {
-        self.of.daemon.as_ref()
-    }
-
     /// Whether the device's time is limited.
     pub(crate) fn is_active(&self) -> bool {
         self.limits.active.load(Ordering::SeqCst)
     }
 
-    /// Whether sessions of high priority are preferred to this one: they wait for what it has begun.
-    pub(super) fn is_low(&self) -> bool {
-        self.limits.low.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_low(&self, low: bool) {
-        self.limits.low.store(low, Ordering::Relaxed);
-    }
-
     /// The estimated time of what is queued in streams and is not done.
     pub(super) fn queued_ns(&self) -> u64 {
-        self.lanes.ahead().ns(self.launch_ns())
+        self.device_lanes.ahead().ns(self.launch_ns())
     }
 
     /// The device's time has come to be limited, or is no more: then whoever waits passes. `false`: it was
@@ -312,18 +262,9 @@ impl Gate {
         true
     }
 
-    /// The limits are followed from now on. `false`: they are already.
-    pub(super) fn begin_following(&self) -> bool {
-        !self.limits.followed.swap(true, Ordering::AcqRel)
-    }
-
     /// Whether another session may be using the device at the same time.
     pub(super) fn is_shared(&self) -> bool {
         self.tenure.shared.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_shared(&self, shared: bool) {
-        self.tenure.shared.store(shared, Ordering::Relaxed);
     }
 
     /// The lease under way, `None` while closed.
@@ -418,10 +359,6 @@ impl Gate {
         self.life.unattended.load(Ordering::SeqCst) && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
-    pub(super) const fn launches_unattended(&self) -> &AtomicBool {
-        &self.life.launches_unattended
-    }
-
     /// There will be no lease again: whoever waits passes, or is turned away.
     pub(super) fn fail(&self, open: bool) {
         if open {
@@ -474,16 +411,6 @@ impl Gate {
         self.demand.has_threads() || self.holds_work()
     }
 
-    /// Who wants it to be open.
-    pub(super) const fn demand(&self) -> &Demand {
-        &self.demand
-    }
-
-    /// Whether the governor is in the driver.
-    pub(super) const fn in_driver(&self) -> &InDriver {
-        &self.inside
-    }
-
     /// Whether streams wait for it, where they can.
     pub(super) const fn is_for_streams(&self) -> bool {
         matches!(self.streams.gates, Gates::Stream)
@@ -494,19 +421,9 @@ impl Gate {
         self.lease().is_some() && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
-    /// Whether there is a governor.
-    pub(super) fn is_governed(&self) -> bool {
-        self.life.governed.load(Ordering::Acquire)
-    }
-
     /// The lanes as they are now.
     pub(super) fn lanes(&self) -> LaneList {
-        self.lanes.now()
-    }
-
-    /// The same, to be changed, or looked at without a copy.
-    pub(super) const fn device_lanes(&self) -> &DeviceLanes {
-        &self.lanes
+        self.device_lanes.now()
     }
 
     /// Looks at what has been launched, and tells whoever may find this process dead until when the device may be
@@ -517,7 +434,7 @@ impl Gate {
         // that it does not any more.
         let seen = slot.map(MemberSlot::work);
         let launching = self.lanes().are_launching();
-        let totals = self.lanes.totals();
+        let totals = self.device_lanes.totals();
         if let (Some(slot), Some(seen)) = (slot, seen) {
             let open = if is_open(self.word.load(Ordering::SeqCst)) { LONGEST_LOOK_NS } else { 0 };
             let until = now.saturating_add(totals.outstanding_ns).saturating_add(open);

@@ -65,13 +65,13 @@ impl Gate {
     /// Whether the governor will see that a stream is held back, as the calling thread has just said: it
     /// follows a lease, and is not in the driver, where whoever waits for that stream may be in its way.
     pub(super) fn may_hold_back(&self) -> bool {
-        self.is_followed_open() && !self.in_driver().is_now()
+        self.is_followed_open() && !self.in_driver.is_now()
     }
 
     /// Keeps threads from holding a stream back as long as the governor is in the driver; `None`: one of
     /// them does, or a stream is held at the closed gate, or code is being loaded, and the governor has to stay outside.
     pub(super) fn inside(&self, lanes: &LaneList) -> Option<Inside<'_>> {
-        let inside = self.in_driver().enter();
+        let inside = self.in_driver.enter();
         let closed = self.stream_closed_at().is_some();
         let held = || closed && lanes.iter().any(|lane| lane.may_be_held());
         let loads = || self.stream_gate().is_some() && LOADING.load(Ordering::SeqCst) > 0;
@@ -82,7 +82,7 @@ impl Gate {
     fn see_governor_out(&self) {
         const STEP_NS: u64 = 30_000;
         // A governor that the end of the process keeps out of the driver is not in there.
-        while self.is_for_streams() && self.in_driver().is_now() && !self.is_unattended() {
+        while self.is_for_streams() && self.in_driver.is_now() && !self.is_unattended() {
             clock::sleep(STEP_NS);
         }
     }

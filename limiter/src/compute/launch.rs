@@ -7,6 +7,7 @@ use super::lane::{self, Ahead, Lane, Launching};
 use super::work::Launched;
 use super::{clock, in_driver, is_capturing, unattended};
 use crate::verdict::{LimiterFailure, Verdict};
+use core::sync::atomic::Ordering;
 use driver::cuda::CuResult;
 use limiter_core::Guess;
 use std::sync::Arc;
@@ -133,7 +134,9 @@ impl Launch {
         // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
         // the driver waits with that for streams that are held, and other threads for the driver.
         let may_block = self.launched.work.may_block();
-        let may_be_held = self.expected_ns().is_some() && !may_block && gate.is_governed();
+        let may_be_held = self.expected_ns().is_some()
+            && !may_block
+            && gate.life.governed.load(Ordering::Acquire);
         if let Some(lane) = self.lane.as_deref().filter(|_| is_open || may_be_held) {
             if FAST_PATH.has_captures() && is_capturing(self.stream) {
                 return Next::Go { behind: false };
@@ -149,7 +152,7 @@ impl Launch {
             return Next::Gate;
         }
         if let Some(lane) = self.lane.as_deref() {
-            let rings = gate.budget().rings();
+            let rings = gate.budget.rings();
             if !lane.take(self.expected_ns(), gate) && !patience.is_over() {
                 return Next::Budget(rings);
             }

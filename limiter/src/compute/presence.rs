@@ -33,7 +33,7 @@ impl Presence {
     /// Has it told, now and then, while the device's time is not limited. A daemon that is not there, or does not take
     /// it, stands in nobody's way: limits that change meanwhile are followed.
     pub(super) fn tell(&mut self, gate: &'static Gate) {
-        let Some(source) = gate.daemon() else { return };
+        let Some(source) = gate.of.daemon.as_ref() else { return };
         if gate.ledger().is_scheduled() {
             // Its governor registers it.
             self.next = 0;

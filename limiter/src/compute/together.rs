@@ -171,7 +171,7 @@ impl Gate {
     /// Opens until as many collectives were launched as on the other devices. If that is so already, the numbers
     /// do not tell what others wait for, and one more may be launched.
     pub(super) fn open_to_catch_up(&self, lease: Option<u64>) -> bool {
-        let own = self.collectives();
+        let own = &self.collectives;
         own.one_more.store(!own.are_behind(), SeqCst);
         own.begun_before.store(own.begun.load(SeqCst), SeqCst);
         own.catching_up.store(true, SeqCst);
@@ -182,7 +182,7 @@ impl Gate {
     /// them: if each got its first lease by itself, two sessions could each hold what the other waits for. A device
     /// that then launches no collective is not presumed to be one of them for a while.
     pub(super) fn may_be_together(&self) {
-        let (own, now) = (self.collectives(), clock::now());
+        let (own, now) = (&self.collectives, clock::now());
         let last = own.presumed_at.load(Relaxed);
         let lately = last != 0 && now.saturating_sub(last) < LASTS_NS;
         if lately || own.set().is_some() {
@@ -204,7 +204,7 @@ impl Gate {
     /// What is held together with this device, where its streams wait for the gate.
     fn set_of_streams(&self) -> Option<&Set> {
         self.stream_gate()?;
-        self.collectives().known_set()
+        self.collectives.known_set()
     }
 
     /// Tells the other devices how many collectives have begun in streams. To be called by the governor.
@@ -216,7 +216,7 @@ impl Gate {
         };
         let more = self.lanes().iter().map(|lane| lane.take_collectives()).sum::<i64>();
         if more != 0 {
-            self.collectives().begun.fetch_add(more.cast_unsigned(), SeqCst);
+            self.collectives.begun.fetch_add(more.cast_unsigned(), SeqCst);
             set.own.collectives_begin(page, more);
         }
     }
@@ -243,19 +243,19 @@ impl Gate {
     /// A thread is about to launch a collective behind the gate in its stream, and its lane has counted it. Returns
     /// whether its batch is to end with it.
     pub(super) fn collective_waits_for_gate(&self) -> bool {
-        let own = self.collectives();
+        let own = &self.collectives;
         let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return false };
         let Some(page) = set.ledger.page() else { return false };
         set.own.is_used(page, self.share_ppm());
         let mut ahead = 0_u64;
-        self.device_lanes().each(|lane| ahead = ahead.wrapping_add(lane.collectives_ahead()));
+        self.device_lanes.each(|lane| ahead = ahead.wrapping_add(lane.collectives_ahead()));
         set.own.ends_batch(page, ahead)
     }
 
     /// A thread is about to launch a collective. `false`: it is not to, because what others wait for has been
     /// launched, and the gate is closed.
     pub(super) fn collective_begins(&self) -> bool {
-        let own = self.collectives();
+        let own = &self.collectives;
         let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return true };
         let Some(page) = set.ledger.page() else { return true };
         set.own.is_used(page, self.share_ppm());

@@ -42,7 +42,7 @@ fn enter(gate: &Gate) -> Option<Turnstile<'_>> {
     if entered {
         return None;
     }
-    let busy = gate.launches_unattended();
+    let busy = &gate.life.launches_unattended;
     naps().find(|&ns| {
         !busy.swap(true, Ordering::Acquire) || {
             clock::sleep(ns);

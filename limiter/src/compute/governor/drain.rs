@@ -169,7 +169,7 @@ impl Tenure {
             let done_at = unfinished_at.midpoint(now);
             self.measure(done_at, (!end.waited && !end.was_stuck).then_some(0));
             self.look_at_the_rest(done_at, end.waited);
-            self.holding.usage.drained(gate.device_lanes().totals());
+            self.holding.usage.drained(gate.device_lanes.totals());
             self.look(now, None);
         } else {
             self.look_at_the_rest(now, end.waited);
@@ -203,7 +203,7 @@ impl Tenure {
         }
         let called = end.called.max(end.since);
         let is_late = |set: &&Set| now.saturating_sub(called) > set.patience();
-        if let Some(set) = gate.collectives().set().filter(is_late) {
+        if let Some(set) = gate.collectives.set().filter(is_late) {
             end.called = now;
             end.call = set.call_others(now.saturating_add(CALL_NS));
         } else if still_ns > end.patience && gate.is_wanted() {
@@ -273,7 +273,7 @@ impl Tenure {
         if gate.lease().is_some() {
             gate.close();
         }
-        if let Some(set) = gate.collectives().known_set() {
+        if let Some(set) = gate.collectives.known_set() {
             set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
             set.call_is_over(end.call);
         }
@@ -287,7 +287,7 @@ impl Tenure {
 
     /// Whether the gate was opened to catch up, and closed when that was done, or may be.
     pub(super) fn has_caught_up(&self) -> bool {
-        let own = self.gate.collectives();
+        let own = &self.gate.collectives;
         let have_streams = || self.gate.stream_gate().is_some() && own.streams_have_caught_up();
         own.catch_up() && (self.gate.lease().is_none() || have_streams())
     }
@@ -297,7 +297,7 @@ impl Tenure {
     fn others_may_begin(&self, since: u64) -> bool {
         let (gate, now) = (self.gate, clock::now());
         let Some(closed_at) = gate.stream_closed_at() else { return false };
-        let Some(set) = gate.collectives().set() else { return false };
+        let Some(set) = gate.collectives.set() else { return false };
         if now.saturating_sub(since) >= CATCH_UP_NS {
             return false;
         }
@@ -313,7 +313,7 @@ impl Tenure {
     fn is_uneven(&self, since: u64) -> bool {
         let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
         let uneven = |set: &Set| set.others_are_open() || !set.is_even();
-        in_time && self.gate.collectives().set().is_some_and(uneven)
+        in_time && self.gate.collectives.set().is_some_and(uneven)
     }
 
     /// Keeps the gate open, after the end of the lease at `since`, while other devices have launched collectives
@@ -322,12 +322,12 @@ impl Tenure {
         let gate = self.gate;
         let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
         gate.tell_collectives();
-        let behind = in_time && gate.collectives().are_behind();
+        let behind = in_time && gate.collectives.are_behind();
         if behind && gate.lease().is_none() {
             gate.tell_open(since.saturating_add(CATCH_UP_NS));
             // Also where the daemon has ended the lease early.
             let _ = gate.open_to_catch_up(None);
-        } else if !behind && gate.collectives().catch_up() {
+        } else if !behind && gate.collectives.catch_up() {
             gate.close();
         }
         behind
@@ -340,16 +340,16 @@ impl Tenure {
         if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
             return usual;
         }
-        let usual = usual.min(self.gate.budget().patience());
+        let usual = usual.min(self.gate.budget.patience());
         let outstanding = lanes.iter().map(|lane| lane.totals().outstanding_ns);
         let outstanding = outstanding.fold(0, u64::saturating_add);
-        self.gate.stall().patience(clock::now(), usual, outstanding)
+        self.gate.seen.stall.patience(clock::now(), usual, outstanding)
     }
 
     /// Whether work of unknown length is under way, and may wait for what is held: the driver may have put it behind
     /// that. When it will be done cannot be told. Of devices that are used together it rather waits for another one.
     fn unknown_may_wait(&self, lanes: &LaneList) -> bool {
-        self.gate.collectives().set().is_none()
+        self.gate.collectives.set().is_none()
             && lanes.begun_takes_ns(self.gate).is_none()
             && self.gate.holds_work()
     }
@@ -366,7 +366,7 @@ impl Tenure {
         if for_unknown {
             until = begun.saturating_add(LONGEST_GLIMPSE_NS);
         }
-        gate.stall().begin(before, begun);
+        gate.seen.stall.begin(before, begun);
         gate.tell_open(until);
         let _ = gate.open(None);
         let helped = loop {
@@ -408,7 +408,7 @@ fn is_all_done(gate: &Gate, lanes: &LaneList) -> bool {
 /// another stream: it needs no time until the gate opens again.
 fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
     // Devices that are held together wait for each other all the time.
-    let least_ns = if gate.collectives().set().is_some() { 600_000 } else { 20_000_000 };
+    let least_ns = if gate.collectives.set().is_some() { 600_000 } else { 20_000_000 };
     let lasts = |ns: u64| ns.saturating_mul(2).max(least_ns);
     lanes.may_await_held(gate) && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
 }

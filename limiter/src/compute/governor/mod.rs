@@ -7,8 +7,9 @@ use super::account::Account;
 use super::gate::Gate;
 use super::together::CATCH_UP_NS;
 use super::{clock, driver_calls};
+use core::sync::atomic::Ordering;
 use drain::Handover;
-use limiter_core::{LeaseUtilization, Neighbours};
+use limiter_core::{Lease, LeaseUtilization, Neighbours};
 use std::io;
 use tenure::Tenure;
 
@@ -17,7 +18,7 @@ const POLL_NS: u64 = 30_000;
 
 /// Starts the governor of a device.
 pub(super) fn start(gate: &'static Gate) -> io::Result<()> {
-    gate.guard().start("sluice-governor", move || govern(gate))
+    gate.of.guard.start("sluice-governor", move || govern(gate))
 }
 
 fn govern(gate: &'static Gate) {
@@ -32,12 +33,12 @@ fn govern(gate: &'static Gate) {
     let mut handover = Handover::default();
     loop {
         loop {
-            let rings = gate.demand().rings();
+            let rings = gate.demand.rings();
             if gate.is_wanted() {
                 break;
             }
             account.idle();
-            gate.demand().sleep_unless(|| gate.is_wanted(), rings);
+            gate.demand.sleep_unless(|| gate.is_wanted(), rings);
         }
         gate.leave_streams();
         // Where the daemon opens the gate, work begins before its answer comes.
@@ -49,15 +50,16 @@ fn govern(gate: &'static Gate) {
             gate.ledger().note_wait(until.saturating_sub(asked));
         }
         let Some(lease) = lease else { continue };
-        gate.set_shared(neighbours.note(&lease, clock::now()));
+        gate.tenure.shared.store(neighbours.note(&lease, clock::now()), Ordering::Relaxed);
         let now = clock::now();
         tracing::trace!("device {}: asked at {asked}, {lease:?} at {now}", gate.ledger().uuid());
         let left = handover.check_for_left_work(gate);
         let mut tenure = Tenure::new(gate, lease, before, left);
         tenure.tell_end(clock::now());
         let begun = gate.lanes().begun();
-        gate.lease_lasts(tenure.holding.lease.end.saturating_sub(tenure.holding.lease.begun));
-        gate.tell_open(tenure.holding.lease.end.saturating_add(CATCH_UP_NS));
+        let Lease { begun: from, end, .. } = tenure.holding.lease;
+        gate.tenure.length.store(end.saturating_sub(from), Ordering::Relaxed);
+        gate.tell_open(end.saturating_add(CATCH_UP_NS));
         let open = if lease.to_catch_up { Gate::open_to_catch_up } else { Gate::open };
         if open(gate, tenure.holding.lease.id) {
             let (device, at) = (gate.ledger().uuid(), tenure.holding.lease.begun);

@@ -92,7 +92,7 @@ impl Tenure {
         let (launches, estimated_ns) = gate.lanes().done_launches();
         let begins = Measured { at: now, launches, estimated_ns, busy: true };
         let since = self.measured.get_or_insert(begins);
-        let apart = !gate.is_shared() && gate.collectives().set().is_none();
+        let apart = !gate.is_shared() && gate.collectives.set().is_none();
         since.busy &= apart && busy_since.is_some_and(|since| since <= self.holding.usage.at());
         let ns = now.saturating_sub(since.at);
         // Where a lane is gone its launches are as well.
@@ -103,7 +103,7 @@ impl Tenure {
             return;
         };
         if ns >= least_ns && launches > 0 {
-            gate.launch_times().add(launches, estimated_ns, ns, since.busy);
+            gate.seen.launch_times.add(launches, estimated_ns, ns, since.busy);
             self.measured = Some(begins);
         }
     }
@@ -112,7 +112,7 @@ impl Tenure {
     pub(super) fn look(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
         // Nobody else can use the device meanwhile.
-        let stalls = gate.stall().lasts(|| gate.lanes().progress());
+        let stalls = gate.seen.stall.lasts(|| gate.lanes().progress());
         let busy_since = if stalls { Some(0) } else { busy_since };
         gate.look(now, |totals| self.holding.look(now, totals, busy_since));
     }
@@ -120,7 +120,7 @@ impl Tenure {
     /// The same while what is left is being done; `waits`: all of it may have been waiting.
     pub(super) fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
-        let waits = waits && !gate.stall().lasts(|| gate.lanes().progress());
+        let waits = waits && !gate.seen.stall.lasts(|| gate.lanes().progress());
         let shared = gate.is_shared();
         gate.look(now, |totals| self.holding.look_at_the_rest(now, totals, waits, shared));
     }
@@ -166,7 +166,7 @@ impl Tenure {
                 let look = if shared { Lane::forget_looks } else { Lane::ask };
                 lanes.iter().for_each(|lane| look(lane));
             } else if lanes.are_drained(self.gate) {
-                let idle_ns = self.holding.idles(now, self.gate.device_lanes().totals());
+                let idle_ns = self.holding.idles(now, self.gate.device_lanes.totals());
                 let in_stream = self.gate.stream_gate().is_some();
                 let is_over = idle_ns >= self.holding.patience(in_stream, utilization);
                 if is_over && !self.keeps(&lanes, activity, idle_ns, was_kept) {
@@ -191,7 +191,8 @@ impl Tenure {
                 };
                 self.holding.renewed(clock::now(), renewed, changed);
                 self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
-                self.gate.set_shared(neighbours.note(&renewed, clock::now()));
+                let shared = neighbours.note(&renewed, clock::now());
+                self.gate.tenure.shared.store(shared, Ordering::Relaxed);
             }
             self.tell_end(now);
         }
@@ -228,11 +229,8 @@ impl Tenure {
         let apart = !gate.ledger().is_used_by_siblings(now);
         let (_, done_ns) = gate.lanes().done_launches();
         let ahead = done_ns.saturating_sub(self.done_before_ns).saturating_mul(2);
-        gate.lease_ends_at(if apart {
-            self.holding.lease.end.min(now.saturating_add(ahead))
-        } else {
-            now
-        });
+        let end = self.holding.lease.end.min(now.saturating_add(ahead));
+        gate.tenure.end.store(if apart { end } else { now }, Ordering::Relaxed);
     }
 
     /// Keeps streams, and threads that wait, from never going on because each lease is over before they have seen that
@@ -270,7 +268,7 @@ impl Tenure {
                     self.see_progress(now);
                     gate.tell_collectives();
                 }
-                if !self.is_stopped() && !gate.budget().is_wanted() {
+                if !self.is_stopped() && !gate.budget.is_wanted() {
                     stream_gate.sleep(rings, if ends_soon { left.min(PROGRESS_NS) } else { left });
                     // A late end of an earlier lease has closed the gate.
                     if stream_gate.rings() != rings {
@@ -278,14 +276,14 @@ impl Tenure {
                     }
                 }
             } else {
-                gate.budget().sleep_unless_wanted(left);
+                gate.budget.sleep_unless_wanted(left);
             }
             let left = until.saturating_sub(clock::now());
             let is_other = self.is_stopped() || self.holding.is_kept() && !self.may_be_kept();
             if left == 0 || is_other || self.changes != limit_changes(gate) {
                 return;
             }
-            if gate.budget().is_wanted() {
+            if gate.budget.is_wanted() {
                 clock::sleep(left.min(BUDGET_NS));
                 self.give_back_unneeded();
             }
@@ -304,7 +302,7 @@ impl Tenure {
     /// When the governor looks again.
     fn next_look(&self, now: u64) -> u64 {
         let in_stream = self.gate.stream_gate().is_some();
-        if in_stream && self.gate.collectives().catch_up() {
+        if in_stream && self.gate.collectives.catch_up() {
             now.saturating_add(POLL_NS).min(self.holding.next())
         } else {
             self.holding.sleeps_until(now, in_stream)
@@ -330,8 +328,8 @@ impl Tenure {
         let Some(_pin) = governors.try_enter().filter(|_| !gone.is_empty()) else { return };
         gate.tell_collectives();
         for lane in gone.iter().filter(|lane| lane.is_over(gate)) {
-            lane.give_all_back(gate.budget());
-            gate.device_lanes().retire(lane);
+            lane.give_all_back(&gate.budget);
+            gate.device_lanes.retire(lane);
             lane.destroy_events();
         }
     }

@@ -35,7 +35,7 @@ impl Patience {
 fn help(gate: &Gate) {
     let Some(_pin) = gate.governors().try_enter() else { return };
     for lane in gate.lanes().iter().filter(|lane| lane.taken.is_any()) {
-        lane.give_back_done(gate.budget());
+        lane.give_back_done(&gate.budget);
     }
 }
 
@@ -48,7 +48,7 @@ impl Lane {
         if ns.is_some_and(|ns| launched.saturating_add(ns) < most) {
             return true;
         }
-        let budget = gate.budget();
+        let budget = &gate.budget;
         self.see_progress();
         let room = gate.room_ns(clock::now());
         // One launch may be queued behind another, or the device would idle between long ones.
@@ -95,7 +95,7 @@ impl Lane {
         rings: u32,
         patience: &mut Patience,
     ) {
-        let budget = gate.budget();
+        let budget = &gate.budget;
         let now = clock::now();
         let progress = self.progress().wrapping_add(rings.into());
         if patience.since == 0 || patience.progress != progress {
@@ -105,7 +105,7 @@ impl Lane {
         let waiting = self.has_unfinished_waits();
         let longest = if waiting {
             let outstanding = budget.taken_ns().max(self.outstanding_ns());
-            gate.stall().patience(now, budget.patience(), outstanding)
+            gate.seen.stall.patience(now, budget.patience(), outstanding)
         } else {
             budget.patience()
         };
@@ -174,7 +174,7 @@ impl Lane {
     /// Gives back what is not needed any more, also where the thread is busy elsewhere. To be called by the
     /// governor, pinned.
     pub(in crate::compute) fn give_back_unneeded(&self, gate: &Gate) {
-        let budget = gate.budget();
+        let budget = &gate.budget;
         if !self.taken.is_any() {
             return;
         }

@@ -213,12 +213,12 @@ impl Lane {
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
         let ns = self.pace.backlog.ns.load(Relaxed) + now.saturating_sub(begun);
         self.pace.backlog.ns.store(ns, Release);
-        gate.stall().begin(gate.lanes().progress(), now);
+        gate.seen.stall.begin(gate.lanes().progress(), now);
     }
 
     /// Whether the lane's work may wait for what its program launches next: see [`super::stall`].
     pub(super) fn is_stalled(&self, gate: &Gate) -> bool {
-        self.has_unfinished_waits() && gate.stall().lasts(|| gate.lanes().progress())
+        self.has_unfinished_waits() && gate.seen.stall.lasts(|| gate.lanes().progress())
     }
 
     /// A call is about to have the stream wait: begins to measure that.
@@ -275,7 +275,7 @@ impl Lane {
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.batches.recorded()));
         let batch = self.pace.batch();
         if count >= batch
-            || gate.launch_times().really(uncovered_ns) >= self.batch_ns(gate)
+            || gate.seen.launch_times.really(uncovered_ns) >= self.batch_ns(gate)
             || ns.is_none()
         {
             if self.cover() {

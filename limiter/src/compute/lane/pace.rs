@@ -86,7 +86,7 @@ impl Lane {
             (BATCH_NS, BATCH_NS, MAX_BATCH)
         };
         let of = |span: u64, took: u64| u64::from(batch) * span / took.max(1);
-        let fitting = of(longest, took).min(of(span, gate.launch_times().really(used)));
+        let fitting = of(longest, took).min(of(span, gate.seen.launch_times.really(used)));
         let most = most.min(batch.saturating_mul(2));
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(most));
         if !self.has_place(self.pace.batch()) {

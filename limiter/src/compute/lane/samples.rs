@@ -55,8 +55,8 @@ impl Lane {
             let rare = !gate.is_shared() && estimate.is_unsettled();
             rare && self.pace.batch() == 1 && due()
                 || self.is_place_of_sample(
-                    estimate.is_doubtful() || gate.launch_times().estimates_are_off(),
-                ) && (gate.launch_times().estimates_are_off() || !self.skips(estimate))
+                    estimate.is_doubtful() || gate.seen.launch_times.estimates_are_off(),
+                ) && (gate.seen.launch_times.estimates_are_off() || !self.skips(estimate))
         };
         if !sampled {
             return None;
@@ -129,7 +129,7 @@ impl Lane {
     pub(super) fn plan_sample(&self, now: u64, gate: &Gate) {
         let batch = self.pace.batch();
         if batch > 1
-            && (self.is_due() || gate.launch_times().estimates_are_off())
+            && (self.is_due() || gate.seen.launch_times.estimates_are_off())
             && now >= self.sampling.at.load(Relaxed)
         {
             self.stop_at(1 + (self.mixed() >> 16) % (batch - 1));

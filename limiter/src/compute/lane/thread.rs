@@ -92,7 +92,7 @@ impl Lane {
     /// No thread launches here any more.
     fn ends(&self, gate: &Gate) {
         self.count.most_ns.store(0, Relaxed);
-        self.keep_needed(gate.budget());
+        self.keep_needed(&gate.budget);
         self.life.abandon();
     }
 }
@@ -240,7 +240,7 @@ pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> 
                 return Some(Arc::clone(lane));
             }
             let lane = Arc::new(within(context, || Lane::new(stream, context, gate))?);
-            gate.device_lanes().add(Arc::clone(&lane));
+            gate.device_lanes.add(Arc::clone(&lane));
             lanes.0.push((ptr::from_ref(gate), Arc::clone(&lane)));
             Some(lane)
         })

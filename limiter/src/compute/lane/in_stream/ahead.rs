@@ -76,7 +76,7 @@ impl Lane {
             return ahead;
         }
         // Held work keeps the governor out of the driver, and the governor in there keeps work from being held.
-        if gate.lease().is_none() && (waits || gate.in_driver().is_now()) {
+        if gate.lease().is_none() && (waits || gate.in_driver.is_now()) {
             return Ahead::Full;
         }
         let lease = gate.number();
@@ -93,8 +93,8 @@ impl Lane {
     /// what is held behind such a wait holds the program up. Then its gate is on the thread as soon as nothing is queued.
     /// `None`: it is in the stream.
     fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
-        let crowded = gate.device_lanes().are_crowded();
-        let waits_for_program = || gate.stall().has_been() && self.has_unfinished_waits();
+        let crowded = gate.device_lanes.are_crowded();
+        let waits_for_program = || gate.seen.stall.has_been() && self.has_unfinished_waits();
         if !(crowded || waits_for_program()) {
             return None;
         }
@@ -119,7 +119,7 @@ impl Lane {
             }
             own.proven.store(done > 0, Relaxed);
         }
-        let ahead = gate.device_lanes().ahead();
+        let ahead = gate.device_lanes.ahead();
         ahead.batches < MOST_AHEAD
             && ahead.ns(gate.launch_ns()) < AHEAD_NS
             && self.fits_into(ahead.room())
@@ -171,7 +171,7 @@ impl Lane {
             }
             own.stuck_at.store(done, Relaxed);
             if self.has_unfinished_waits() {
-                gate.stall().begin(gate.lanes().progress(), now);
+                gate.seen.stall.begin(gate.lanes().progress(), now);
             }
         }
         clock::sleep(NAP_NS);

@@ -214,7 +214,7 @@ impl Lane {
         let stream = self.stream as Stream;
         if let Some((mark_at, open)) = passing.unmarked() {
             // First, or its thread would add to what has its mark.
-            gate.device_lanes().each(|lane| lane.look_up_if_marked_at(mark_at));
+            gate.device_lanes.each(|lane| lane.look_up_if_marked_at(mark_at));
             let _ = driver_calls::stream_write_value(stream, mark_at, open, 0);
         }
         // In one call, which costs the thread and the device less than two.
@@ -238,7 +238,7 @@ impl Lane {
         self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
         self.stop_at(self.pace.planned.load(Relaxed));
         // The gate may have closed since the thread looked, and a call that waits says nothing more.
-        gate.demand().ring_for_work();
+        gate.demand.ring_for_work();
         Ahead::Go
     }
 
@@ -270,16 +270,17 @@ impl Lane {
 
     /// The estimated time of a batch.
     pub(super) fn batch_ns(&self, gate: &Gate) -> u64 {
-        if gate.is_low() {
+        if gate.limits.low.load(Relaxed) {
             return SHORTEST_BATCH_NS;
         }
-        (gate.lease_ns() / BATCHES_OF_LEASE).clamp(SHORTEST_BATCH_NS, LONGEST_BATCH_NS)
+        (gate.tenure.length.load(Relaxed) / BATCHES_OF_LEASE)
+            .clamp(SHORTEST_BATCH_NS, LONGEST_BATCH_NS)
     }
 
     /// How many launches a batch has at most, by what launches took lately. While that is not known: as many as the
     /// lease has milliseconds, up to four.
     pub(super) fn most_launches(&self, gate: &Gate) -> u32 {
-        let unmeasured = || (gate.lease_ns() / 1_000_000).min(4);
+        let unmeasured = || (gate.tenure.length.load(Relaxed) / 1_000_000).min(4);
         let most = self.batch_ns(gate).checked_div(gate.launch_ns());
         let most = most.unwrap_or_else(unmeasured).max(1);
         u32::try_from(most).unwrap_or(u32::MAX)
