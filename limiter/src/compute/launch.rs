@@ -25,35 +25,6 @@ struct Launch {
     guess: Option<Guess>,
 }
 
-/// What it meets at the gate.
-enum Next {
-    /// It goes on to the driver; `behind`: its stream waits for the gate, if need be.
-    Go {
-        behind: bool,
-    },
-    /// It looks again.
-    Again,
-    /// It waits until another thread has begun or ended a batch in the stream, there is room in the stream, something is
-    /// given back to the budget once more than so many times, or the gate opens.
-    Busy,
-    Stream,
-    Budget(u32),
-    Gate,
-}
-
-/// How it has passed the gate.
-enum Passed<'lane> {
-    Open {
-        launching: Option<Launching<'lane>>,
-        behind: bool,
-    },
-    /// It is not limited any more.
-    Free,
-    /// It has to obtain its own lease.
-    Unattended,
-    Refused(CuResult),
-}
-
 /// `call` is called once at most. It is no type parameter, or there would be one of this for each driver function.
 #[cold]
 pub(super) fn launch_slowly(
@@ -75,11 +46,9 @@ pub(super) fn launch_slowly(
     let estimate = lane::estimate_of(&launched);
     let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let launch = Launch { launched, stream, gate, lane, estimate, known, guess };
-    match launch.pass() {
-        Passed::Open { launching, behind } => launch.make(launching, behind, call),
-        Passed::Free => call(),
-        Passed::Unattended => unattended::launch(gate, stream, call),
-        Passed::Refused(result) => result,
+    match launch.pass(call) {
+        Ok((launching, behind)) => launch.make(launching, behind, call),
+        Err(result) => result,
     }
 }
 
@@ -93,96 +62,84 @@ impl Launch {
         self.estimate.is_some_and(Estimate::is_collective)
     }
 
-    /// Waits until it may go on.
-    fn pass(&self) -> Passed<'_> {
-        let gate = self.gate;
+    /// Waits until it may go on; tells whether it does so behind the gate in its stream. `Err`: nothing limits it any more, and
+    /// `call` has been called, or it may not go on.
+    fn pass(
+        &self,
+        call: &mut dyn FnMut() -> CuResult,
+    ) -> Result<(Option<Launching<'_>>, bool), CuResult> {
+        let (gate, lane, may_block) = (self.gate, &self.lane, self.launched.work.may_block());
         let mut patience = lane::Patience::default();
         let mut in_vain = None;
         loop {
             if gate.is_unattended() {
-                return Passed::Unattended;
+                return Err(unattended::launch(gate, self.stream, call));
             }
             // Said before the gate is looked at.
-            let launching = self.lane.as_deref().map(Lane::launch_begins);
+            let launching = lane.as_deref().map(Lane::launch_begins);
             if let Some(stream_gate) = gate.stream_gate() {
                 stream_gate.goes_on();
             }
-            let is_open = lane::enter(gate, self.stream, self.lane.as_ref());
-            let next = self.next(is_open, &patience);
-            if let Next::Go { behind } = next {
-                return Passed::Open { launching, behind };
-            }
-            drop(launching);
-            match (next, self.lane.as_deref()) {
-                (Next::Busy, _) => clock::sleep(lane::BUSY_NAP_NS),
-                (Next::Stream, Some(lane)) => lane.nap_for_room(&mut in_vain, gate),
-                (Next::Budget(rings), Some(lane)) => {
-                    lane.wait_for_room(gate, rings, &mut patience);
+            let is_open = lane::enter(gate, self.stream, lane.as_ref());
+            // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
+            // the driver waits with that for streams that are held, and other threads for the driver.
+            let may_be_held = || {
+                let is_governed = gate.life.governed.load(Ordering::Acquire);
+                self.expected_ns().is_some() && !may_block && is_governed
+            };
+            if let Some(lane) = lane.as_deref().filter(|_| is_open || may_be_held()) {
+                if FAST_PATH.has_captures() && is_capturing(self.stream) {
+                    return Ok((launching, false));
                 }
-                (Next::Gate, _) => {
-                    if let Some(passed) = self.wait_at_gate() {
-                        return passed;
+                match lane.goes_ahead(gate, may_block) {
+                    Ahead::Go => return Ok((launching, true)),
+                    Ahead::Full if is_open => {
+                        drop(launching);
+                        lane.nap_for_room(&mut in_vain, gate);
+                        continue;
                     }
+                    Ahead::Busy => {
+                        drop(launching);
+                        clock::sleep(lane::BUSY_NAP_NS);
+                        continue;
+                    }
+                    Ahead::Full | Ahead::OnThread => {}
                 }
-                _ => {}
             }
-        }
-    }
-
-    fn next(&self, is_open: bool, patience: &lane::Patience) -> Next {
-        let gate = self.gate;
-        // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
-        // the driver waits with that for streams that are held, and other threads for the driver.
-        let may_block = self.launched.work.may_block();
-        let may_be_held = self.expected_ns().is_some()
-            && !may_block
-            && gate.life.governed.load(Ordering::Acquire);
-        if let Some(lane) = self.lane.as_deref().filter(|_| is_open || may_be_held) {
-            if FAST_PATH.has_captures() && is_capturing(self.stream) {
-                return Next::Go { behind: false };
+            if !is_open {
+                drop(launching);
+                self.wait_at_gate(call)?;
+                continue;
             }
-            match lane.goes_ahead(gate, may_block) {
-                Ahead::Go => return Next::Go { behind: true },
-                Ahead::Full if is_open => return Next::Stream,
-                Ahead::Busy => return Next::Busy,
-                Ahead::Full | Ahead::OnThread => {}
-            }
-        }
-        if !is_open {
-            return Next::Gate;
-        }
-        if let Some(lane) = self.lane.as_deref() {
+            let Some(lane) = lane.as_deref() else { return Ok((launching, false)) };
             let rings = gate.budget.rings();
             if !lane.take(self.expected_ns(), gate) && !patience.is_over() {
-                return Next::Budget(rings);
-            }
-            if self.is_collective() && !gate.collective_begins() {
-                return Next::Again;
+                drop(launching);
+                lane.wait_for_room(gate, rings, &mut patience);
+            } else if !self.is_collective() || gate.collective_begins() {
+                return Ok((launching, false));
             }
         }
-        Next::Go { behind: false }
     }
 
-    /// Sleeps until the gate opens; `None`: the launch is to look again.
-    fn wait_at_gate(&self) -> Option<Passed<'_>> {
+    /// Sleeps until the gate opens. `Err`: see [`Self::pass`].
+    fn wait_at_gate(&self, call: &mut dyn FnMut() -> CuResult) -> Result<(), CuResult> {
         let gate = self.gate;
         // The limit may have been taken away meanwhile.
         if !gate.is_active() || is_capturing(self.stream) {
-            return Some(Passed::Free);
+            return Err(call());
         }
         if let Some(lane) = &self.lane {
             let _ = lane.cover();
         }
-        match gate.wait() {
-            Ok(()) => None,
-            Err(NoLease::Account) => Some(Passed::Refused(CuResult::NOT_PERMITTED)),
-            Err(NoLease::Governor(error)) => {
+        gate.wait().map_err(|no_lease| match no_lease {
+            NoLease::Account => CuResult::NOT_PERMITTED,
+            NoLease::Governor(error) => {
                 let refused = format!("cannot start the thread that obtains GPU time: {error}");
                 let passes = gate.ledger().lets_pass(&LimiterFailure(refused));
-                let refused = Passed::Refused(CuResult::OPERATING_SYSTEM);
-                Some(if passes { Passed::Free } else { refused })
+                if passes { call() } else { CuResult::OPERATING_SYSTEM }
             }
-        }
+        })
     }
 
     /// Makes the driver's call, and counts it. `behind`: the stream waits for the gate.

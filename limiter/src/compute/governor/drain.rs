@@ -64,6 +64,7 @@ impl Handover {
 }
 
 /// The end of a lease while it lasts.
+#[derive(Default)]
 struct Ending {
     /// When the gate was closed.
     begun: u64,
@@ -105,16 +106,10 @@ impl Tenure {
         let expected_ns = lanes.expected_ns();
         let mut end = Ending {
             begun,
-            done: 0,
             since: begun,
-            patience: if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS },
-            was_stuck: false,
-            done_at: None,
-            told_early: None,
             told: begun,
-            waited: false,
-            called: 0,
-            call: 0,
+            patience: if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS },
+            ..Ending::default()
         };
         let mut was_launching = true;
         let mut unfinished_at = begun;
