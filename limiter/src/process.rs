@@ -121,9 +121,9 @@ extern "C" fn at_exit() {
     let Some(process) = existing().filter(|process| process.guard.is_of_this_process()) else {
         return;
     };
-    compute::process_ends(process.gates());
+    process.gates().for_each(compute::settle);
     process.guard.governors.keep_out(GOVERNORS_LEAVE);
-    compute::governors_are_gone(process.gates());
+    process.gates().for_each(Gate::leave_unattended);
     process.guard.reconciler.keep_out(RECONCILER_LEAVES);
 }
 

@@ -8,7 +8,7 @@
 //! without regard to what they are. The total of their times divided by the total of their guesses is the
 //! factor for the next guesses. It is never less than one.
 
-use crate::tuning::{ENOUGH_ALONE, ENOUGH_SAMPLES, LEAST_GUESS_NS, MOST_GUESS_NS, SIZES, TRIALS};
+use crate::tuning::{ENOUGH_SAMPLES, LEAST_GUESS_NS, MOST_GUESS_NS, SAMPLES, SIZES};
 
 /// A size and what it took.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl<T, const N: usize> Latest<T, N> {
 pub struct GridModel {
     samples: u32,
     points: Latest<Point, SIZES>,
-    trials: Latest<Trial, TRIALS>,
+    trials: Latest<Trial, SAMPLES>,
     /// How many times longer than guessed its launches take.
     times: f64,
 }
@@ -108,7 +108,7 @@ impl GridModel {
             })
         };
         let (mut count, mut guessed_ns, mut ns) = those(alone);
-        if count < ENOUGH_ALONE {
+        if count < ENOUGH_SAMPLES {
             (count, guessed_ns, ns) = those(false);
         }
         if count == 0 { 1.0 } else { ns / guessed_ns }

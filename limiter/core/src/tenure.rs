@@ -26,7 +26,7 @@ pub struct Tenure {
     activity: Option<u64>,
     idle_since: Option<u64>,
     /// It is not used, and kept because nobody else waits for it.
-    is_kept: bool,
+    pub is_kept: bool,
 }
 
 impl Tenure {
@@ -108,11 +108,6 @@ impl Tenure {
             self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
         }
         self.is_kept = idle_ns < KEEP_NS && nobody_waits;
-        self.is_kept
-    }
-
-    /// Whether it is not used, and kept.
-    pub fn is_kept(&self) -> bool {
         self.is_kept
     }
 
@@ -222,7 +217,7 @@ mod tests {
             (kept.idles(2 * MS, Totals::default()), kept.idles(3 * MS, Totals::default())),
             (0, MS)
         );
-        assert!(kept.keeps(MS, false, true) && kept.is_kept());
+        assert!(kept.keeps(MS, false, true) && kept.is_kept);
         kept.look(6 * MS, Totals::default(), None);
         let used = kept.take_used();
         assert_eq!((used.held_ns, used.idle_ns), (6 * MS, 5 * MS));

@@ -71,18 +71,16 @@ pub(crate) const LATELY_NS: u64 = 2 * SECOND;
 
 // How long work takes.
 
-/// Samples of a kind of work that count: the latest.
+/// Samples of a kind of work that count, and guesses that were tried: the latest.
 pub(crate) const SAMPLES: usize = 15;
-/// Samples after which work is no longer looked at whenever it comes, and a function's other grids are guessed.
+/// Samples after which work is no longer looked at whenever it comes, a function's other grids are guessed, and tries that were
+/// taken alone tell the mean.
 pub(crate) const ENOUGH_SAMPLES: usize = 3;
 /// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so many nanoseconds
 /// on top: what an event costs there.
 pub(crate) const DISTURBANCE_NS: u64 = 3 * US;
-/// Grids of a function that count, and guesses that were tried and count: the latest.
+/// Grids of a function that count: the latest.
 pub(crate) const SIZES: usize = 16;
-pub(crate) const TRIALS: usize = 15;
-/// Trials of which so many were alone tell the mean; fewer are too few.
-pub(crate) const ENOUGH_ALONE: usize = 3;
 /// No guess is shorter, in nanoseconds: below that, samples tell little. What may take longer than the second is not guessed:
 /// while it runs, all of the time counts.
 pub(crate) const LEAST_GUESS_NS: f64 = 1_000.0;

@@ -42,6 +42,11 @@ pub struct Used {
 }
 
 impl Used {
+    /// Time in which the device is busy with the program's work.
+    pub const fn busy(ns: u64) -> Self {
+        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
+    }
+
     /// The same, where there was no work at its beginning: what of it is not known to be used was idle.
     pub fn after_idle(self) -> Self {
         Self { idle_ns: self.held_ns - self.alone(), ..self }
@@ -64,13 +69,6 @@ impl core::ops::AddAssign for Used {
         self.estimated_ns = self.estimated_ns.saturating_add(other.estimated_ns);
         self.backlogged_ns = self.backlogged_ns.saturating_add(other.backlogged_ns);
         self.idle_ns = self.idle_ns.saturating_add(other.idle_ns);
-    }
-}
-
-impl Used {
-    /// Time in which the device is busy with the program's work.
-    pub const fn busy(ns: u64) -> Self {
-        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
     }
 }
 

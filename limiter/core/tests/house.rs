@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// Numbers by which the crate behaves. Fewer are better.
-const MOST_NUMBERS: usize = 36;
+const MOST_NUMBERS: usize = 34;
 
 /// The crate's files by their names, without unit tests and comments.
 fn files() -> BTreeMap<String, String> {

@@ -150,7 +150,9 @@ impl Account {
             return match daemon.renew(self.ledger, id, used) {
                 Ok(Some(renewed)) => {
                     let renewed = Lease { of_several: lease.of_several, ..renewed };
-                    self.hold_longer(renewed);
+                    if renewed.of_several {
+                        self.account_of(true).membership().still_holding(renewed.end);
+                    }
                     renewed
                 }
                 Ok(None) => lease,
@@ -233,13 +235,6 @@ impl Account {
         // It was of another account, and is over there, too.
         if let Some(set) = self.gate.collectives.known_set() {
             end_in(set.ledger(), 0);
-        }
-    }
-
-    /// A lease from elsewhere goes on.
-    fn hold_longer(&self, lease: Lease) {
-        if lease.of_several {
-            self.account_of(true).membership().still_holding(lease.end);
         }
     }
 

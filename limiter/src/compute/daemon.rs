@@ -125,7 +125,7 @@ impl Daemon {
         may_be_called: bool,
     ) -> Result<Option<Lease>, Lost> {
         let asked_at = clock::now();
-        let word = gate.and_then(StreamGate::ask);
+        let word = gate.and_then(|gate| gate.block().ask());
         let most = if may_be_called { CALLED_POLL } else { POLL };
         let question = Question { most, word };
         let answer = self.exchange(ledger, self.report, Some(question), GRACE);
@@ -138,7 +138,7 @@ impl Daemon {
             return Ok(None);
         };
         let now = clock::now();
-        let begun = gate.and_then(|gate| gate.granted_at(granted.id));
+        let begun = gate.and_then(|gate| gate.block().granted_at(granted.id));
         let begun = begun.map_or(now, |at| at.clamp(asked_at, now));
         believed(ledger, granted, begun).map(Some).map_err(|trouble| {
             let unused = Some(told(granted.id, Used::default(), true));

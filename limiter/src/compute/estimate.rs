@@ -1,10 +1,19 @@
 //! How long each kind of work takes: what [`limiter_core::Samples`] say, where a launch sees it without a lock. How the launch
 //! finds it: [`super::kinds`].
 
-use super::family::Family;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use limiter_core::{Guess, Samples};
-use std::sync::Mutex;
+use limiter_core::{GridModel, Guess, Samples};
+use std::sync::{Mutex, RwLock};
+
+/// The launches of one function on grids of any size.
+#[derive(Default)]
+pub(super) struct Family {
+    /// How often it has been met while nothing could be guessed. What the driver loads for its first launch would be taken for
+    /// that one's duration.
+    met: AtomicU64,
+    // In a forked child a thread that is not there may hold it: it is tried only.
+    grids: RwLock<GridModel>,
+}
 
 /// What is known of one kind of work. In this order: a launch looks at the first two, in one cache line.
 #[derive(Default)]
@@ -56,7 +65,9 @@ impl Estimate {
     /// The same; while it is not known, what can be guessed.
     pub(super) fn known_or_guessed(&self) -> (Option<u64>, Option<Guess>) {
         let known = self.ns();
-        let guess = || self.function.and_then(|(family, threads)| family.guess(threads));
+        let guess = || {
+            self.function.and_then(|(family, threads)| family.grids.try_read().ok()?.guess(threads))
+        };
         (known, if known.is_some() { None } else { guess() })
     }
 
@@ -78,7 +89,7 @@ impl Estimate {
     /// Whether the next launch should be sampled because little is known. Not the first: what the
     /// driver loads for it would be taken for its duration.
     pub(super) fn wants_sample(&self) -> bool {
-        let loaded = self.function.is_some_and(|(family, _)| family.is_met_again());
+        let loaded = self.function.is_some_and(|(family, _)| family.met.fetch_add(1, Relaxed) > 0);
         self.is_met_again() || loaded
     }
 
@@ -103,8 +114,10 @@ impl Estimate {
         if samples.are_enough() {
             self.ns.store(middle.max(1), Relaxed);
         }
-        if let Some((family, threads)) = self.function {
-            family.add(threads, middle, guess.map(|guess| (guess, ns)), alone);
+        if let Some((family, threads)) = self.function
+            && let Ok(mut grids) = family.grids.try_write()
+        {
+            grids.add(threads, middle, guess.map(|guess| (guess, ns)), alone);
         }
     }
 }

@@ -81,6 +81,6 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     // The daemon is to know, and a lease under way may be too long.
     gate.demand.ring();
     if let Some(gate) = gate.stream_gate() {
-        gate.ring();
+        gate.block().ring();
     }
 }

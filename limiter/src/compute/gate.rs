@@ -67,7 +67,7 @@ pub(super) struct Limits {
 pub(super) struct Life {
     pub(super) governed: AtomicBool,
     /// The limit cannot be enforced and need not be: nothing closes any more.
-    stands_open: AtomicBool,
+    pub(super) stands_open: AtomicBool,
     /// The program is ending: the governor does nothing more, and each launch obtains its own lease.
     unattended: AtomicBool,
     /// A thread does so.
@@ -328,20 +328,14 @@ impl Gate {
 
     /// The governor has asked for a lease and got none. If its gate was opened all the same, it is closed.
     pub(super) fn withdraw(&self) {
-        if self.stream_gate().is_some_and(StreamGate::withdraw) {
+        if self.stream_gate().is_some_and(|gate| gate.block().withdraw()) {
             self.close();
         }
     }
 
-    /// Opens for good.
-    fn stand_open(&self) {
-        self.life.stands_open.store(true, Ordering::SeqCst);
-        self.open(None);
-    }
-
     /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
     /// nobody will let a stream go that is held back.
-    pub(super) fn leave_unattended(&self) {
+    pub(crate) fn leave_unattended(&self) {
         self.life.unattended.store(true, Ordering::SeqCst);
         if !self.life.stands_open.load(Ordering::SeqCst) {
             self.shut();
@@ -359,10 +353,11 @@ impl Gate {
         self.life.unattended.load(Ordering::SeqCst) && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
-    /// There will be no lease again: whoever waits passes, or is turned away.
+    /// There will be no lease again: whoever waits passes, as the gate opens for good, or is turned away.
     pub(super) fn fail(&self, open: bool) {
         if open {
-            self.stand_open();
+            self.life.stands_open.store(true, Ordering::SeqCst);
+            self.open(None);
         } else {
             self.life.failed.store(true, Ordering::SeqCst);
             self.wake_all();
@@ -414,11 +409,6 @@ impl Gate {
     /// Whether streams wait for it, where they can.
     pub(super) const fn is_for_streams(&self) -> bool {
         matches!(self.streams.gates, Gates::Stream)
-    }
-
-    /// Whether a lease is under way whose end somebody sees to.
-    pub(super) fn is_followed_open(&self) -> bool {
-        self.lease().is_some() && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
     /// The lanes as they are now.

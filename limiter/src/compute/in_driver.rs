@@ -65,7 +65,8 @@ impl Gate {
     /// Whether the governor will see that a stream is held back, as the calling thread has just said: it
     /// follows a lease, and is not in the driver, where whoever waits for that stream may be in its way.
     pub(super) fn may_hold_back(&self) -> bool {
-        self.is_followed_open() && !self.in_driver.is_now()
+        let is_followed = self.lease().is_some() && !self.life.stands_open.load(Ordering::SeqCst);
+        is_followed && !self.in_driver.is_now()
     }
 
     /// Keeps threads from holding a stream back as long as the governor is in the driver; `None`: one of

@@ -6,8 +6,7 @@
 //! a kind takes the lock, and sees the present table.
 
 use super::driver_calls;
-use super::estimate::Estimate;
-use super::family::Family;
+use super::estimate::{Estimate, Family};
 use super::work::{Launched, Work};
 use crate::per_process::PerProcess;
 use core::cell::Cell;

@@ -78,7 +78,7 @@ impl Launch {
             // Said before the gate is looked at.
             let launching = lane.as_deref().map(Lane::launch_begins);
             if let Some(stream_gate) = gate.stream_gate() {
-                stream_gate.goes_on();
+                stream_gate.block().goes_on();
             }
             let is_open = lane::enter(gate, self.stream, lane.as_ref());
             // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:

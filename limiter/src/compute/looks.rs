@@ -27,7 +27,7 @@ impl Looks {
         self.asked.store(true, Relaxed);
     }
 
-    /// Wants to know it no more.
+    /// Wants to know it no more: under a new lease, what was asked under the last one has no answer.
     pub(super) fn forget(&self) {
         self.asked.store(false, Relaxed);
     }

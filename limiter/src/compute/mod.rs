@@ -6,6 +6,8 @@
 //! little is whenever the gate closes. Where there is more, and at a closed gate, the thread waits. The device's
 //! governor obtains the next lease, from the daemon or from the session's own account, and opens the gate.
 
+#![warn(clippy::too_many_lines)]
+
 mod account;
 mod behind;
 mod budget;
@@ -13,7 +15,6 @@ mod captures;
 mod daemon;
 mod demand;
 mod estimate;
-mod family;
 pub(crate) mod fast_path;
 mod follow;
 mod gate;
@@ -42,6 +43,7 @@ pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 pub(crate) use hold::driver_starts;
 pub(crate) use in_driver::load;
+pub(crate) use unattended::settle;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };
@@ -176,16 +178,6 @@ pub(crate) fn stream_ends(
 /// There is a context: a green one counts by its own handle.
 pub(crate) fn context_is_made(context: usize) {
     FAST_PATH.note_context(context);
-}
-
-/// The process is ending: what it holds and does not need any more is given back.
-pub(crate) fn process_ends(gates: impl Iterator<Item = &'static Gate>) {
-    gates.for_each(unattended::settle);
-}
-
-/// The process is ending, and the governors do nothing more.
-pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
-    gates.for_each(Gate::leave_unattended);
 }
 
 /// A context that was about to end did not.

@@ -7,7 +7,6 @@ use crate::per_process::PerProcess;
 use core::fmt::Display;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
-use core::time::Duration;
 use driver::cuda::{DEVICE_MPS_ENABLED, DevicePtr};
 use limits::GpuId;
 use protocol::GatesInStream;
@@ -75,7 +74,8 @@ impl StreamGate {
         Some(Self { page, number, closed_at: AtomicU64::new(1) })
     }
 
-    fn block(&self) -> &GateBlock {
+    /// The word, and what the daemon and this process tell each other beside it.
+    pub(super) fn block(&self) -> &GateBlock {
         self.page.block(self.number)
     }
 
@@ -100,65 +100,10 @@ impl StreamGate {
         Some(self.closed_at.load(SeqCst)).filter(|&at| at != OPEN)
     }
 
-    /// The governor asks for a lease: what the daemon is to be told. `None`: the gate is open.
-    pub(super) fn ask(&self) -> Option<u32> {
-        self.block().ask()
-    }
-
-    /// It has got none. Whether the gate had been opened all the same.
-    pub(super) fn withdraw(&self) -> bool {
-        self.block().withdraw()
-    }
-
     /// Opens for good: the daemon closes it no more.
     pub(super) fn leave_open(&self) {
         self.block().leave();
         self.open(None);
-    }
-
-    /// When the daemon opened the gate for a lease, if it did.
-    pub(super) fn granted_at(&self, lease: u64) -> Option<u64> {
-        self.block().granted_at(lease)
-    }
-
-    /// The work of a lease is done: the daemon need not wait for the report.
-    pub(super) fn end(&self, lease: u64) {
-        self.block().end(lease);
-    }
-
-    /// Whether the daemon has ended a lease early.
-    pub(super) fn is_stopped(&self, lease: u64) -> bool {
-        self.block().is_stopped(lease)
-    }
-
-    /// Whether a lease may be kept while it is not used: nobody waits for it.
-    pub(super) fn may_keep(&self, lease: u64) -> bool {
-        self.block().may_keep(lease)
-    }
-
-    /// A lease is kept and not used: the daemon may take it away.
-    pub(super) fn rests(&self, lease: u64) {
-        self.block().rests(lease);
-    }
-
-    /// Something is about to be launched.
-    pub(super) fn goes_on(&self) {
-        self.block().goes_on();
-    }
-
-    /// How often it was rung, for [`Self::sleep`].
-    pub(super) fn rings(&self) -> u32 {
-        self.block().rings()
-    }
-
-    /// Wakes the governor as the daemon does.
-    pub(super) fn ring(&self) {
-        self.block().ring();
-    }
-
-    /// Sleeps for some nanoseconds, or until it is rung once more than `rings` times.
-    pub(super) fn sleep(&self, rings: u32, ns: u64) {
-        self.block().wait(rings, Duration::from_nanos(ns));
     }
 
     /// Where a context sees the word. It has to be current. `None`: it cannot see it.

@@ -100,16 +100,11 @@ impl Set {
         call
     }
 
-    /// A lease ends, and a collective stands still that has begun, or none does.
-    pub(super) fn ends(&self, stuck: bool) {
+    /// A lease ends; `stuck`: a collective stands still that has begun. For the sake of what `call` was made for nobody is to go
+    /// on any more.
+    pub(super) fn ends(&self, stuck: bool, call: u64) {
         if let Some(page) = self.ledger.page() {
             self.own.ends(page, stuck);
-        }
-    }
-
-    /// The work that stood still is done: nobody is to go on for its sake.
-    pub(super) fn call_is_over(&self, call: u64) {
-        if let Some(page) = self.ledger.page() {
             Together::call_is_over(page, call);
         }
     }
@@ -202,18 +197,15 @@ impl Gate {
     }
 
     /// What is held together with this device, where its streams wait for the gate.
-    fn set_of_streams(&self) -> Option<&Set> {
+    fn set_of_streams(&self) -> Option<(&Set, &PageLayout)> {
         self.stream_gate()?;
-        self.collectives.known_set()
+        let set = self.collectives.known_set()?;
+        Some((set, set.ledger.page()?))
     }
 
     /// Tells the other devices how many collectives have begun in streams. To be called by the governor.
     pub(super) fn tell_collectives(&self) {
-        let Some((set, page)) =
-            self.set_of_streams().and_then(|set| Some((set, set.ledger.page()?)))
-        else {
-            return;
-        };
+        let Some((set, page)) = self.set_of_streams() else { return };
         let more = self.lanes().iter().map(|lane| lane.take_collectives()).sum::<i64>();
         if more != 0 {
             self.collectives.begun.fetch_add(more.cast_unsigned(), SeqCst);
@@ -223,9 +215,7 @@ impl Gate {
 
     /// Tells them that more may begin, for so long or until the gate is closed. Before it is opened.
     pub(super) fn tell_open(&self, until: u64) {
-        if let Some(set) = self.set_of_streams()
-            && let Some(page) = set.ledger.page()
-        {
+        if let Some((set, page)) = self.set_of_streams() {
             set.own.is_open(page, until);
         }
     }
@@ -233,9 +223,7 @@ impl Gate {
     /// Tells them that no more will, and how many have.
     pub(super) fn tell_closed(&self) {
         self.tell_collectives();
-        if let Some(set) = self.set_of_streams()
-            && let Some(page) = set.ledger.page()
-        {
+        if let Some((set, page)) = self.set_of_streams() {
             set.own.is_closed(page);
         }
     }

@@ -99,7 +99,7 @@ pub(super) fn launch(gate: &Gate, stream: usize, call: &mut dyn FnMut() -> CuRes
 }
 
 /// The process is about to end. If all of its work is done, its lease ends with it, and it owes nothing more.
-pub(super) fn settle(gate: &Gate) {
+pub(crate) fn settle(gate: &Gate) {
     let ledger = gate.ledger();
     let Some(slot) = ledger.own_slot() else { return };
     if slot.holding.load(Ordering::Relaxed) != 1 {

@@ -14,7 +14,7 @@ use super::fast_path::FAST_PATH;
 use super::work::SPREAD;
 use super::{behind, is_ungated, lane, named};
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, Event, Stream};
 
@@ -45,7 +45,7 @@ pub(super) struct Waits {
 static WAITS: [CachePadded<Waits>; STREAMS] = [const { CachePadded::new(Waits::new()) }; STREAMS];
 
 /// Those of a stream. A default one's handle means another stream in each context.
-pub(super) fn of(stream: usize, context: usize) -> &'static Waits {
+fn of(stream: usize, context: usize) -> &'static Waits {
     let which = if lane::is_default(stream) { stream ^ context } else { stream };
     &WAITS[(which.wrapping_mul(SPREAD as usize) >> 40) % STREAMS]
 }
@@ -147,6 +147,35 @@ fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> Cu
         lane.finish_wait(started);
     }
     result
+}
+
+/// The waits of a lane's stream, as its batches cover them.
+pub(super) struct StreamWaits {
+    pub(super) of: &'static Waits,
+    /// How many there were at the end of the last batch that covers one, and its number.
+    covered: AtomicU64,
+    until: AtomicU64,
+}
+
+impl StreamWaits {
+    pub(super) fn new(stream: usize, context: usize) -> Self {
+        let of = of(stream, context);
+        Self { of, covered: AtomicU64::new(0), until: AtomicU64::new(0) }
+    }
+
+    /// Whether there may have been one in a batch, or later.
+    pub(super) fn are_since(&self, number: u64) -> bool {
+        self.of.count() != self.covered.load(Acquire) || self.until.load(Acquire) >= number
+    }
+
+    /// A batch covers all that there were, so many. To be called by the lane's thread.
+    pub(super) fn are_covered_by(&self, number: u64, count: u64) {
+        if count != self.covered.load(Relaxed) {
+            // In this order: who sees the second sees the first.
+            self.until.store(number, Release);
+            self.covered.store(count, Release);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -219,7 +219,7 @@ impl World {
         if now >= tenure.lease.end || is_closed(governor.closed, tenure.lease) {
             return self.close(g);
         }
-        let was_kept = tenure.is_kept();
+        let was_kept = tenure.is_kept;
         let goes_on = tenure.goes_on(governor.activity);
         tenure.look(now, governor.totals, governor.busy_from);
         let page = self.pages.entry(gate).or_default();

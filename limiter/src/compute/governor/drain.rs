@@ -148,17 +148,24 @@ impl Tenure {
             }
         };
         self.tell_end_of_drain(&end, handover);
-        let now = clock::now();
+        // Work that waited for its program tells nothing of how long it takes.
+        if let Some(expected_ns) = expected_ns.filter(|_| !end.was_stuck && !gate.is_shared()) {
+            gate.took_at_least(expected_ns, clock::now().saturating_sub(begun));
+        }
+        self.charge_the_rest(&end, is_drained, unfinished_at);
+        self.give_back_unneeded();
+        self.remove_abandoned();
+    }
+
+    /// Counts the time since the account was last told. `unfinished_at`: when something was last seen not to be done.
+    fn charge_the_rest(&mut self, end: &Ending, is_drained: bool, unfinished_at: u64) {
+        let (gate, now) = (self.gate, clock::now());
         tracing::trace!(
             "device {}: drained at {now}, {} us after the close, not {} us before",
             gate.ledger().uuid(),
-            now.saturating_sub(begun) / 1_000,
+            now.saturating_sub(end.begun) / 1_000,
             now.saturating_sub(unfinished_at) / 1_000
         );
-        // Work that waited for its program tells nothing of how long it takes.
-        if let Some(expected_ns) = expected_ns.filter(|_| !end.was_stuck && !gate.is_shared()) {
-            gate.took_at_least(expected_ns, now.saturating_sub(begun));
-        }
         if is_drained {
             // At some time between the last two looks, and they may be far apart on a busy machine.
             let done_at = unfinished_at.midpoint(now);
@@ -169,8 +176,6 @@ impl Tenure {
         } else {
             self.look_at_the_rest(now, end.waited);
         }
-        self.give_back_unneeded();
-        self.remove_abandoned();
     }
 
     /// Sees what is done. Where nothing is for long, others are called to launch what it may wait for, or the gate is opened
@@ -255,7 +260,7 @@ impl Tenure {
             return true;
         };
         if end.told_early.is_none() {
-            stream_gate.end(lease);
+            stream_gate.block().end(lease);
             end.told_early = Some(at);
         }
         false
@@ -269,13 +274,12 @@ impl Tenure {
             gate.close();
         }
         if let Some(set) = gate.collectives.known_set() {
-            set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()));
-            set.call_is_over(end.call);
+            set.ends(gate.lanes().iter().any(|lane| lane.is_in_collective()), end.call);
         }
         let now = clock::now();
         match (end.told_early, gate.stream_gate().zip(self.holding.lease.id)) {
             (Some(at), _) if now.saturating_sub(at) > LATE_NS => handover.rest.begin(now),
-            (None, Some((stream_gate, lease))) => stream_gate.end(lease),
+            (None, Some((stream_gate, lease))) => stream_gate.block().end(lease),
             _ => {}
         }
     }

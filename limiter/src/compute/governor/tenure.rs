@@ -3,11 +3,11 @@
 use super::super::account::Account;
 use super::super::clock;
 use super::super::gate::Gate;
-use super::super::lane::Lane;
 use super::super::lanes::LaneList;
 use super::super::together::CATCH_UP_NS;
 use super::POLL_NS;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use limiter_core::{Lease, LeaseUtilization, Neighbours, Tenure as Holding, Totals, Usage};
 
 /// How often it looks after the budget while threads wait for it.
@@ -57,7 +57,7 @@ impl Tenure {
             None => (now, gate.look(now, |totals| totals)),
         };
         let usage = if left { Usage::with_rest(begun, totals) } else { Usage::new(begun, totals) };
-        gate.lanes().iter().for_each(|lane| lane.forget_question());
+        gate.lanes().iter().for_each(|lane| lane.probes.looks.forget());
         let (launches, done_before_ns) = gate.lanes().done_launches();
         let measured = Measured { at: now, launches, estimated_ns: done_before_ns, busy: true };
         let progressed = (gate.lanes().progress(), now);
@@ -155,16 +155,19 @@ impl Tenure {
             let goes_on = self.holding.goes_on(activity);
             let busy_since = self.busy_since(&lanes);
             let shared = self.gate.is_shared();
-            let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
+            let works =
+                goes_on && !shared && lanes.iter().any(|lane| lane.probes.looks.found_work());
             self.measure(now, busy_since);
-            let was_kept = self.holding.is_kept();
+            let was_kept = self.holding.is_kept;
             self.look(now, if works { Some(0) } else { busy_since });
             if goes_on {
                 if let Some(gate) = self.gate.stream_gate().filter(|_| was_kept) {
-                    gate.goes_on();
+                    gate.block().goes_on();
                 }
-                let look = if shared { Lane::forget_looks } else { Lane::ask };
-                lanes.iter().for_each(|lane| look(lane));
+                for lane in lanes.iter() {
+                    // Beside another session work may be waiting for that one's.
+                    if shared { lane.probes.looks.forget_all() } else { lane.ask() }
+                }
             } else if lanes.are_drained(self.gate) {
                 let idle_ns = self.holding.idles(now, self.gate.device_lanes.totals());
                 let in_stream = self.gate.stream_gate().is_some();
@@ -180,22 +183,24 @@ impl Tenure {
             if changed || self.holding.is_to_be_renewed(now) {
                 self.remove_abandoned();
                 utilization.add(self.holding.used);
-                self.tell_use("");
-                let used = self.holding.take_used();
-                let renewed = match account.renew(self.holding.lease, used) {
-                    // It has nothing left of what it was granted.
-                    renewed if changed && renewed == self.holding.lease => {
-                        Lease { end: now, ..renewed }
-                    }
-                    renewed => renewed,
-                };
-                self.holding.renewed(clock::now(), renewed, changed);
-                self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
-                let shared = neighbours.note(&renewed, clock::now());
-                self.gate.tenure.shared.store(shared, Ordering::Relaxed);
+                self.renew(account, neighbours, changed.then_some(now));
             }
             self.tell_end(now);
         }
+    }
+
+    /// Asks for the lease to go on. `changed`: the limits have then, and it may have nothing left of what it was granted.
+    fn renew(&mut self, account: &mut Account, neighbours: &mut Neighbours, changed: Option<u64>) {
+        self.tell_use("");
+        let (lease, used) = (self.holding.lease, self.holding.take_used());
+        let mut renewed = account.renew(lease, used);
+        if let Some(now) = changed.filter(|_| renewed == lease) {
+            renewed.end = now;
+        }
+        self.holding.renewed(clock::now(), renewed, changed.is_some());
+        self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
+        let shared = neighbours.note(&renewed, clock::now());
+        self.gate.tenure.shared.store(shared, Ordering::Relaxed);
     }
 
     /// The lease has not been used for so long: whether it is kept all the same, because nobody else waits for it. Says so
@@ -208,10 +213,10 @@ impl Tenure {
             // The next launch takes note of it.
             lanes.iter().for_each(|lane| lane.ask());
         }
-        gate.rests(lease);
+        gate.block().rests(lease);
         // A launch that does not see that yet is seen here.
         if lanes.activity() != before || !lanes.are_drained(self.gate) {
-            gate.goes_on();
+            gate.block().goes_on();
         }
         true
     }
@@ -219,7 +224,7 @@ impl Tenure {
     /// Whether nobody else waits for the lease.
     fn may_be_kept(&self) -> bool {
         let gate = self.gate.stream_gate();
-        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.may_keep(lease))
+        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.block().may_keep(lease))
     }
 
     /// Tells how much may be launched ahead: what the lease has left, if all of it is this process's (a sibling uses
@@ -251,7 +256,7 @@ impl Tenure {
     /// Whether the daemon has ended the lease early.
     pub(super) fn is_stopped(&self) -> bool {
         let gate = self.gate.stream_gate();
-        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.is_stopped(lease))
+        self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.block().is_stopped(lease))
     }
 
     /// Sleeps until a moment, or until the lease is ended early. While threads wait for what others have taken of the
@@ -262,16 +267,17 @@ impl Tenure {
             let now = clock::now();
             let left = until.saturating_sub(now).max(1);
             if let Some(stream_gate) = gate.stream_gate() {
-                let rings = stream_gate.rings();
+                let rings = stream_gate.block().rings();
                 let ends_soon = self.holding.lease.end.saturating_sub(now) < SEE_PROGRESS_NS;
                 if ends_soon {
                     self.see_progress(now);
                     gate.tell_collectives();
                 }
                 if !self.is_stopped() && !gate.budget.is_wanted() {
-                    stream_gate.sleep(rings, if ends_soon { left.min(PROGRESS_NS) } else { left });
+                    let most = if ends_soon { left.min(PROGRESS_NS) } else { left };
+                    stream_gate.block().wait(rings, Duration::from_nanos(most));
                     // A late end of an earlier lease has closed the gate.
-                    if stream_gate.rings() != rings {
+                    if stream_gate.block().rings() != rings {
                         let _ = stream_gate.open(self.holding.lease.id);
                     }
                 }
@@ -279,7 +285,7 @@ impl Tenure {
                 gate.budget.sleep_unless_wanted(left);
             }
             let left = until.saturating_sub(clock::now());
-            let is_other = self.is_stopped() || self.holding.is_kept() && !self.may_be_kept();
+            let is_other = self.is_stopped() || self.holding.is_kept && !self.may_be_kept();
             if left == 0 || is_other || self.changes != limit_changes(gate) {
                 return;
             }

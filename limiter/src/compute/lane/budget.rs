@@ -2,12 +2,10 @@
 
 use super::super::budget::{Budget, PAIR_NS, UNKNOWN_NS};
 use super::super::{Gate, clock, within};
-use super::Lane;
+use super::{Lane, MOST_ENTRIES};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use limiter_core::tuning::LEAST_OUTSTANDING_NS;
 
-/// A lane's launches that may be outstanding. The driver has the thread wait at 1,020, and then every other thread.
-const MOST_LAUNCHES: u64 = 900;
 /// How long a thread sleeps before it looks again: while its own work is under way, and while only others' is, which
 /// others and the governor look after.
 const SHORTEST_NAP_NS: u64 = 30_000;
@@ -77,7 +75,7 @@ impl Lane {
 
     /// Whether so many more launches may be outstanding.
     pub(super) fn has_place(&self, launches: u32) -> bool {
-        self.under_way() + u64::from(launches) <= MOST_LAUNCHES
+        self.under_way() + u64::from(launches) <= MOST_ENTRIES
     }
 
     /// What the lane takes at once for launches like one of so many nanoseconds. A new lane, or one of long
@@ -140,7 +138,7 @@ impl Lane {
         }
         if budget.rings() == rings {
             if let Some(stream_gate) = gate.stream_gate().filter(|_| !budget.is_wanted()) {
-                stream_gate.ring();
+                stream_gate.block().ring();
             }
             budget.wait(rings, nap);
         }

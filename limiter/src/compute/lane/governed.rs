@@ -86,25 +86,10 @@ impl Lane {
         self.count.stop.store(AT_ONCE, Relaxed);
     }
 
-    /// Beside another session work may be waiting for that one's: nothing is asked, and no answer counts.
-    pub(in crate::compute) fn forget_looks(&self) {
-        self.probes.looks.forget_all();
-    }
-
-    /// A new lease: what was asked under the last one has no answer.
-    pub(in crate::compute) fn forget_question(&self) {
-        self.probes.looks.forget();
-    }
-
-    /// Whether there was work each time that this was asked, lately.
-    pub(in crate::compute) fn found_work(&self) -> bool {
-        self.probes.looks.found_work()
-    }
-
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.
     pub(in crate::compute) fn take_backlogged_ns(&self) -> u64 {
-        let now = self.pace.backlog.ns.load(Acquire);
-        now.saturating_sub(self.pace.backlog.told_ns.swap(now, Relaxed))
+        let now = self.pace.backlog_ns.load(Acquire);
+        now.saturating_sub(self.pace.told_ns.swap(now, Relaxed))
     }
 
     /// What the lane has launched.

@@ -18,11 +18,11 @@ mod pace;
 mod samples;
 mod thread;
 mod turnstile;
-mod waits_of_stream;
 
 use super::budget::Taken;
 use super::looks::Looks;
 use super::sampler::StartedWait;
+use super::waits::StreamWaits;
 use super::{Gate, clock, driver_calls, undisturbing, within};
 use batches::{BATCHES, Batch, Batches};
 use core::ptr;
@@ -34,7 +34,6 @@ use governed::Life;
 use in_stream::InStream;
 use pace::Pace;
 use samples::Sampling;
-use waits_of_stream::WaitsOfStream;
 
 pub(super) use budget::Patience;
 pub(super) use in_stream::{Ahead, BUSY_NAP_NS, LaunchedAhead};
@@ -45,6 +44,9 @@ pub(super) use thread::{
 };
 pub(super) use turnstile::Turnstile;
 
+/// Entries of the driver's queue that may be taken: a launch takes one. An H200 blocks the thread at 1,020, and then every
+/// other thread, too.
+const MOST_ENTRIES: u64 = 900;
 /// The largest batch, in launches.
 const MAX_BATCH: u32 = 512;
 /// A call that takes longer than this may have waited for its work. The governor takes the time around a look
@@ -80,21 +82,21 @@ pub(crate) struct Lane {
     pace: Pace,
     /// Its gate in the stream, where that can be.
     in_stream: Option<InStream>,
-    waits: WaitsOfStream,
+    waits: StreamWaits,
     sampling: Sampling,
     /// What the lane has taken of the process's budget.
     taken: Taken,
-    probes: Probes,
+    pub(super) probes: Probes,
     calls: Calls,
 }
 
 /// What the governor saw, and asks.
-struct Probes {
+pub(super) struct Probes {
     /// [`Lane::activity`] when it last looked for what is not needed any more.
     idle_since: AtomicU64,
     /// The same when it last looked whether there is work.
     looked_at: AtomicU64,
-    looks: Looks,
+    pub(super) looks: Looks,
 }
 
 /// The thread's calls.
@@ -135,7 +137,7 @@ impl Lane {
             batches: Batches::new(),
             pace: Pace::new(),
             in_stream,
-            waits: WaitsOfStream::new(stream, context),
+            waits: StreamWaits::new(stream, context),
             sampling: Sampling::default(),
             taken: Taken::default(),
             probes: Probes {
@@ -211,8 +213,8 @@ impl Lane {
     /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
     /// is charged. To be called by the lane's thread.
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
-        let ns = self.pace.backlog.ns.load(Relaxed) + now.saturating_sub(begun);
-        self.pace.backlog.ns.store(ns, Release);
+        let ns = self.pace.backlog_ns.load(Relaxed) + now.saturating_sub(begun);
+        self.pace.backlog_ns.store(ns, Release);
         gate.seen.stall.begin(gate.lanes().progress(), now);
     }
 

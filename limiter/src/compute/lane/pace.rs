@@ -26,7 +26,9 @@ pub(super) struct Pace {
     pub(super) planned: AtomicU32,
     /// When the thread last ended a batch, saw that the last one was not done, or began anew.
     pub(super) mark: AtomicU64,
-    pub(super) backlog: Backlog,
+    /// Time for which work was always queued, as far as can be told, and how much of it the governor was told of.
+    pub(super) backlog_ns: AtomicU64,
+    pub(super) told_ns: AtomicU64,
 }
 
 impl Pace {
@@ -35,7 +37,8 @@ impl Pace {
             batch: AtomicU32::new(1),
             planned: AtomicU32::new(1),
             mark: AtomicU64::new(clock::now()),
-            backlog: Backlog::default(),
+            backlog_ns: AtomicU64::new(0),
+            told_ns: AtomicU64::new(0),
         }
     }
 
@@ -58,13 +61,6 @@ impl Pace {
     pub(super) fn close(&self) {
         self.batch.store(CLOSED, Relaxed);
     }
-}
-
-/// Time for which work was always queued, as far as can be told.
-#[derive(Default)]
-pub(super) struct Backlog {
-    pub(super) ns: AtomicU64,
-    pub(super) told_ns: AtomicU64,
 }
 
 impl Lane {
@@ -100,7 +96,7 @@ impl Lane {
     fn was_busy(&self, ns: u64, gate: &Gate) {
         // What is held at a closed gate does not.
         if !self.is_in_stream() || gate.lease() == Some(self.calls.entered.load(Relaxed)) {
-            self.pace.backlog.ns.store(self.pace.backlog.ns.load(Relaxed) + ns, Release);
+            self.pace.backlog_ns.store(self.pace.backlog_ns.load(Relaxed) + ns, Release);
         }
     }
 
@@ -110,11 +106,6 @@ impl Lane {
         if !self.may_wait() {
             self.was_busy(now.saturating_sub(self.pace.mark.load(Relaxed)), gate);
         }
-        self.pace.mark.store(now, Relaxed);
-    }
-
-    /// The thread begins anew, under another lease.
-    pub(super) fn begin_at(&self, now: u64) {
         self.pace.mark.store(now, Relaxed);
     }
 }

@@ -204,7 +204,7 @@ pub(in crate::compute) fn enter(
         let known = shortcut.gate.get().is_some() && ptr::eq(shortcut.lane.get(), address);
         if !known || shortcut.lease.get() != lease {
             if lane.calls.entered.swap(lease, Relaxed) != lease {
-                lane.begin_at(clock::now());
+                lane.pace.mark.store(clock::now(), Relaxed);
             }
             shortcut.stream.set(stream);
             shortcut.lease.set(lease);

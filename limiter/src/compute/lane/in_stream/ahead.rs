@@ -5,15 +5,13 @@
 //! has its gate on the thread from then on.
 
 use super::super::super::{Gate, clock, driver_calls, undisturbing};
-use super::super::Lane;
+use super::super::{Lane, MOST_ENTRIES};
 use super::{InStream, USELESS};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{CuResult, Stream};
 
-/// What may be queued ahead of the device in all lanes: estimated time, and entries of the driver's queue. An H200 blocks
-/// the thread at 1,020 entries, and then every other thread, too.
+/// What may be queued ahead of the device in all lanes, in estimated time.
 const AHEAD_NS: u64 = 100_000_000;
-const MOST_ENTRIES: u64 = 900;
 /// The same in batches of all lanes: an H200 blocks the thread at the 57th that a default stream holds.
 const MOST_AHEAD: u64 = 48;
 /// A batch's wait and its two numbers take an entry each.
