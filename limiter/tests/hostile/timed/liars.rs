@@ -1,4 +1,5 @@
-//! A session whose reports are false, beside one that tells the truth.
+//! A session whose reports are false, beside one that tells the truth. Other lies are told in virtual time (`fake-world`,
+//! `lies`).
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, start,
@@ -109,16 +110,6 @@ fn a_liar_beside_an_honest_one(lies: &'static [Lie]) {
     assert!(honest >= busy.least(f64::from(HONEST), POINTS), "honest {honest:.1}, {busy:?}");
     assert!(liar <= f64::from(LIAR) + POINTS, "liar {liar:.1}");
     assert!(!stuck, "{counts:?}");
-}
-
-#[test]
-fn one_that_reports_nothing_at_all() {
-    a_liar_beside_an_honest_one(&[
-        TOLD_SHARE,
-        ("held_us", 0),
-        ("estimated_us", 0),
-        ("backlogged_us", 0),
-    ]);
 }
 
 #[test]

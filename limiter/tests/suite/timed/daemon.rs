@@ -1,4 +1,5 @@
-//! Leases from the daemon, and operation without it. All of these measure, so run one test at a time.
+//! Leases from the daemon, and operation without it. All of these measure, so run one test at a time. Shares of every size
+//! are tested in virtual time (`fake-world`, `shares`).
 
 use crate::common::{
     self, COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
@@ -140,28 +141,6 @@ fn two_sessions_share_the_device_without_slicing_it() {
     }
     let least = outcomes[0].busy.least(100.0, 10.0);
     assert!(shares.iter().sum::<f64>() >= least, "{shares:?}");
-    daemon.kill();
-}
-
-#[test]
-fn sessions_of_different_weight() {
-    let stage = Stage::new();
-    let daemon = daemon(&stage);
-    let sessions = [("one", 75), ("two", 25)]
-        .map(|(name, share)| (share, dense(limited(&stage, name, share, &socket(&stage)), "4")));
-    for (share, session) in sessions {
-        let outcome = session.end().silent();
-        is_near(outcome.percent(KERNEL_US), share, &outcome, "a session of two");
-    }
-    daemon.kill();
-}
-
-#[test]
-fn one_session_alone_gets_its_share_and_no_more() {
-    let stage = Stage::new();
-    let daemon = daemon(&stage);
-    let outcome = dense(limited(&stage, "one", 30, &socket(&stage)), "3").end().silent();
-    is_near(outcome.percent(KERNEL_US), 30, &outcome, "alone");
     daemon.kill();
 }
 

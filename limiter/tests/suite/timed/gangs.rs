@@ -1,21 +1,22 @@
 //! Sessions that use several devices together: collective kernels spin on one device until those of the other
-//! have begun. All of these measure, so run one test at a time.
+//! have begun. All of these measure, so run one test at a time. How jobs of several sessions share devices is tested in virtual
+//! time (`fake-world`, `devices`).
 
 use crate::common::{Outcome, Running, Stage, built, eventually, start};
 use limits::env::GATES;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write;
-use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Some devices, and a daemon if there is to be one.
+const DEVICES: u32 = 2;
+
+/// Two devices, and a daemon if there is to be one.
 struct Node {
     stage: Stage,
-    devices: u32,
     daemon: Option<Running>,
     runs: u32,
     /// Where work waits, unless that is as for everybody.
@@ -34,16 +35,11 @@ impl Drop for Node {
 
 impl Node {
     fn new(with_daemon: bool) -> Self {
-        Self::of(2, with_daemon)
-    }
-
-    fn of(devices: u32, with_daemon: bool) -> Self {
-        let mut node =
-            Self { stage: Stage::new(), devices, daemon: None, runs: 0, gates: None, name: None };
+        let mut node = Self { stage: Stage::new(), daemon: None, runs: 0, gates: None, name: None };
         if with_daemon {
             let mut command = node.stage.native(built("hypervisor"));
             command.args(["daemon", "--log", "warn", "--socket"]).arg(node.socket());
-            node.daemon = Some(start(command.env("SLUICE_FAKE_DEVICES", devices.to_string())));
+            node.daemon = Some(start(command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string())));
             eventually("the daemon listens", || UnixStream::connect(node.socket()).is_ok());
         }
         node
@@ -56,7 +52,7 @@ impl Node {
     /// A script of the shell in a session of its own; `None`: without a limit of time.
     fn session(&self, compute: Option<u32>, script: &str) -> Running {
         let mut command: Command = self.stage.native(built("sluice"));
-        command.env("SLUICE_FAKE_DEVICES", self.devices.to_string());
+        command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string());
         command.args(["run", "--fake-gpu", "--daemon"]);
         match self.daemon {
             Some(_) => command.arg(self.socket()),
@@ -80,27 +76,15 @@ impl Node {
     }
 
     fn ranks_of(&mut self, work: &str, compute: Option<u32>, steps: u32, more: &str) -> Running {
-        self.ranks_on(0..self.devices, work, compute, steps, more)
-    }
-
-    fn ranks_on(
-        &mut self,
-        devices: Range<u32>,
-        work: &str,
-        compute: Option<u32>,
-        steps: u32,
-        more: &str,
-    ) -> Running {
         self.runs += 1;
         let page = self.stage.folder().join(format!("page{}", self.runs));
         std::fs::File::create(&page).unwrap();
         let mut script = String::new();
-        for (rank, device) in devices.clone().enumerate() {
+        for rank in 0..DEVICES {
             write!(
                 script,
-                "{} {work} --steps {steps} --rank {rank} --ranks {} --device {device} --group {} --page {} {more} & ",
+                "{} {work} --steps {steps} --rank {rank} --ranks {DEVICES} --device {rank} --group {} --page {} {more} & ",
                 built("tenant").display(),
-                devices.len(),
                 self.runs,
                 page.display()
             )
@@ -114,7 +98,7 @@ impl Node {
     /// Changes the limits of a session that is called so.
     fn limit(&self, name: &str, limits: &[&str]) {
         let mut command: Command = self.stage.native(built("sluice"));
-        command.env("SLUICE_FAKE_DEVICES", self.devices.to_string());
+        command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string());
         let told = command.args(["limit", name]).args(limits).output().unwrap();
         assert!(told.status.success(), "{name} {limits:?}: {told:?}");
     }
@@ -126,17 +110,9 @@ impl Node {
     /// The same, by one process with all devices.
     fn process(&mut self, compute: Option<u32>, steps: u32) -> Running {
         self.runs += 1;
-        let (tenant, devices) = (built("tenant"), self.devices);
-        let script = format!("{} {WORK} --steps {steps} --devices {devices}", tenant.display());
+        let tenant = built("tenant");
+        let script = format!("{} {WORK} --steps {steps} --devices {DEVICES}", tenant.display());
         self.session(compute, &script)
-    }
-
-    fn dense(&self, compute: u32, device: u32, seconds: u32) -> Running {
-        let script = format!(
-            "{} dense --kernel-us 200 --seconds {seconds} --device {device}",
-            built("tenant").display()
-        );
-        self.session(Some(compute), &script)
     }
 }
 
@@ -154,10 +130,6 @@ const SHORT_US: f64 = 200.0;
 const BESIDE: &str =
     "collective --kernel-us 500 --kernels 60 --collective-us 500 --buckets 12 --wait-every 3";
 const BESIDE_US: f64 = 30_500.0;
-
-/// Long kernels: the processes of many ranks have little to do.
-const LONG: &str = "collective --kernel-us 1000 --kernels 8 --collective-us 1000";
-const LONG_US: f64 = 9000.0;
 
 /// Two jobs whose processes all launch short work have more to do than two cores can: one of them had 0.17 and 0.34 of its
 /// speed in runs in which the other had 0.49. So only that nobody starves is checked here: where the gates of the devices
@@ -263,19 +235,6 @@ fn so_has_one_process_with_two_devices() {
     }
 }
 
-#[test]
-fn two_jobs_take_turns_on_both_devices() {
-    let native = native();
-    let mut node = Node::new(true);
-    let jobs = [node.ranks(Some(50), 2500, ""), node.process(Some(50), 2500)];
-    let [first, second] = jobs.map(Running::end);
-    let busy = first.busy;
-    // Their collectives spin for each other's processes: on a busy machine one of them loses more.
-    let sum = within("the first", first, native, 0.3, 0.54)
-        + within("the second", second, native, 0.3, 0.54);
-    assert!(sum >= busy.least_in_turn(0.8, 0.0), "the sum: {sum}, {busy:?}");
-}
-
 /// As data-parallel training does it: collectives in a stream of their own, which waits for the kernels before, and the
 /// next step waits for them. Where a held stream waits for another one's event the other job has half of the devices
 /// only: 0.21 to 0.25 of its speed.
@@ -289,18 +248,6 @@ fn collectives_beside_kernels() {
         let [first, second] = jobs.map(Running::end);
         within(&format!("the first, {gates}"), first, native, 0.33, 0.56);
         within(&format!("the second, {gates}"), second, native, 0.33, 0.56);
-    }
-}
-
-#[test]
-fn a_job_on_both_devices_beside_one_on_each() {
-    let native = native();
-    let mut node = Node::new(true);
-    let [first, second] = [0, 1].map(|device| node.dense(50, device, 7));
-    let job = node.ranks(Some(50), 1500, "");
-    within("the job", job.end(), native, 0.42, 0.54);
-    for (what, single) in [("on the first", first), ("on the second", second)] {
-        within(what, single.end(), Whole { here: 5000.0, most: 5000.0 }, 0.43, 0.55);
     }
 }
 
@@ -328,23 +275,6 @@ fn limits_that_come_back_hold_on_all_devices() {
         for (name, job) in NAMES.into_iter().zip(jobs) {
             within(&format!("the {name}, {gates}"), job.end(), native, 0.29, 0.62);
         }
-    }
-}
-
-/// A job on all of four devices by itself, beside another one, and beside jobs on two of them each.
-#[test]
-fn jobs_on_four_devices() {
-    let native = Whole::of(Node::of(4, false).ranks_of(LONG, None, 150, "").end(), LONG_US);
-    let half = Node::of(4, false).ranks_of(LONG, Some(50), 150, "").end();
-    within("without a daemon", half, native, 0.4, 0.55);
-    let mut node = Node::of(4, true);
-    let jobs = [0..4, 0..4].map(|devices| node.ranks_on(devices, LONG, Some(50), 200, ""));
-    for job in jobs.map(Running::end) {
-        within("one of two", job, native, 0.4, 0.55);
-    }
-    let jobs = [0..2, 2..4, 0..4].map(|devices| node.ranks_on(devices, LONG, Some(50), 200, ""));
-    for job in jobs.map(Running::end) {
-        within("one of three", job, native, 0.36, 0.55);
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::expect_used, reason = "a test may stop where it fails")]
 
+mod devices;
+mod lies;
 mod long_work;
 mod seeds;
 mod shares;

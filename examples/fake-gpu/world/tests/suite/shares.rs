@@ -43,7 +43,7 @@ fn one_alone_gets_its_share_and_no_more() {
     }
 }
 
-/// As `limiter::timed::daemon::two_sessions_share_the_device_without_slicing_it` and `sessions_of_different_weight`.
+/// As `limiter::timed::daemon::two_sessions_share_the_device_without_slicing_it`.
 #[test]
 fn two_share_the_device_without_slicing_it() {
     for shares in [[500, 500], [250, 750], [100, 900]] {
@@ -86,13 +86,19 @@ fn a_daemon_that_dies_every_second() {
     }
 }
 
-/// As `limiter::timed::gangs::two_jobs_take_turns_on_both_devices`.
+/// By its own account. Processes of a session share its part; slicing the device between them costs about a tenth.
 #[test]
-fn two_jobs_take_turns_on_both_devices() {
-    let program = Program::DataParallel { compute: 6 * MS, collective: MS };
-    let quota = ComputeLimit::fixed(450_000);
-    let job = Tenant { devices: vec![0, 1], ..Tenant::new(quota, program) };
-    for got in both_ways(&[job.clone(), job]) {
-        near(&got, &[450, 450], 40);
+fn without_a_daemon_a_session_has_its_share() {
+    let never = (0, Trouble::DaemonDies { for_ns: 40 * SECOND });
+    for share in [20, 250, 500, 750] {
+        for processes in [1, 2, 3] {
+            let program = Program::Dense { kernel: 2 * MS };
+            let tenant = Tenant::new(ComputeLimit::fixed(share * 1_000), program);
+            let tenant = Tenant { processes, ..tenant };
+            for tenant in [tenant.clone(), tenant.in_stream()] {
+                let got = happens(vec![tenant], 1, vec![never]).got[&(0, 0)].used_ns / (20 * MS);
+                near(&[got], &[share.into()], 12);
+            }
+        }
     }
 }

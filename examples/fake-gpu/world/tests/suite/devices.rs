@@ -1,0 +1,56 @@
+//! Jobs that use several devices together, in virtual time.
+
+use fake_world::{Program, Scenario, Tenant, run};
+use limits::ComputeLimit;
+
+const MS: u64 = 1_000_000;
+const LENGTH: u64 = 20_000 * MS;
+
+fn job(devices: std::ops::Range<u32>, program: Program) -> Tenant {
+    Tenant { devices: devices.collect(), ..Tenant::new(ComputeLimit::fixed(450_000), program) }
+}
+
+/// What each session used of each of its devices, in thousandths of the time: at least, and at most. Gates are on threads,
+/// and in streams.
+fn each_within(tenants: &[Tenant], devices: u32, least: u64, most: u64) {
+    for in_stream in [false, true] {
+        let tenants: Vec<_> =
+            tenants.iter().map(|tenant| Tenant { in_stream, ..tenant.clone() }).collect();
+        let scenario = Scenario { seed: 7, devices, tenants, troubles: Vec::new(), length: LENGTH };
+        let outcome = run(&scenario);
+        assert_eq!(outcome.violation, None, "in streams: {in_stream}");
+        for (whose, got) in &outcome.got {
+            let part = got.used_ns * 1_000 / LENGTH;
+            assert!((least..=most).contains(&part), "{whose:?}, in streams {in_stream}: {part}");
+        }
+    }
+}
+
+/// 1.8 ms of work that is waited for, and 9 ms.
+const SHORT: Program = Program::DataParallel { compute: 1_600_000, collective: 200_000 };
+const LONG: Program = Program::DataParallel { compute: 8 * MS, collective: MS };
+
+#[test]
+fn two_jobs_take_turns_on_both_devices() {
+    for program in [SHORT, LONG] {
+        each_within(&[job(0..2, program), job(0..2, program)], 2, 400, 490);
+    }
+}
+
+/// By itself, beside another one, and beside jobs on two of them each.
+#[test]
+fn jobs_on_four_devices() {
+    each_within(&[job(0..4, LONG)], 4, 400, 470);
+    each_within(&[job(0..4, LONG), job(0..4, LONG)], 4, 400, 490);
+    each_within(&[job(0..2, LONG), job(2..4, LONG), job(0..4, LONG)], 4, 360, 490);
+}
+
+#[test]
+fn a_job_on_both_devices_beside_one_on_each() {
+    let dense = |device: u32| {
+        let quota = ComputeLimit::fixed(500_000);
+        let dense = Tenant::new(quota, Program::Dense { kernel: 500_000 });
+        Tenant { devices: vec![device], ..dense }
+    };
+    each_within(&[job(0..2, SHORT), dense(0), dense(1)], 2, 400, 550);
+}
