@@ -4,6 +4,7 @@
 //! own account is the page's ledger. How a governor waits for an answer, and what it does around a drain, is written down
 //! here as `governor` and `account` of the limiter do it: these still need threads and the driver.
 
+use limiter_core::tuning::LONGEST_LOOK_NS;
 use limiter_core::{Absence, Lease, Tenure, Usage, Used};
 use limits::turns;
 use scheduler::{Grant, LeaseId, Told};
@@ -208,11 +209,13 @@ impl World {
         governor.gate_open = true;
         self.arm(g, at);
         self.pump(g);
+        self.mark_work(g);
     }
 
     /// The governor looks while the gate is open.
     fn look(&mut self, g: usize) {
         let now = self.now;
+        self.mark_work(g);
         let governor = &mut self.governors[g];
         let gate = governor.gate();
         let Some(tenure) = governor.tenure.as_mut() else { return };
@@ -310,6 +313,7 @@ impl World {
         governor.closed_at = now;
         governor.told_at = now;
         self.pump(g);
+        self.mark_work(g);
         if self.governors[g].begun.is_empty() {
             self.drained(g);
         } else {
@@ -347,6 +351,8 @@ impl World {
             return self.look_at_the_rest_later(g);
         }
         governor.told_at = now;
+        self.mark_work(g);
+        let governor = &mut self.governors[g];
         let Some(tenure) = governor.tenure.as_mut() else { return };
         let waits = governor.begun.iter().all(|begun| matches!(begun.work.kind, Kind::Value(_)));
         tenure.look_at_the_rest(now, governor.totals, waits && !done, governor.shared);
@@ -486,6 +492,17 @@ impl World {
         let pages = &mut self.sessions[governor.tenant].pages;
         let page = pages.entry(governor.device).or_insert_with(session::layout::PageLayout::blank);
         call(&mut Ledger::new(page), governor.slot)
+    }
+
+    /// Notes in the page until when the device may be working for the process: for whoever finds that dead.
+    fn mark_work(&self, g: usize) {
+        let governor = &self.governors[g];
+        let open_ns = if governor.gate_open { LONGEST_LOOK_NS } else { 0 };
+        let until = self.now + governor.totals.outstanding_ns + open_ns;
+        let page = self.sessions[governor.tenant].pages.get(&governor.device);
+        if let Some(slot) = page.and_then(|page| page.slots.get(governor.slot)) {
+            slot.work_was_seen(slot.work(), until, false);
+        }
     }
 
     fn is_of_several(&self, g: usize) -> bool {

@@ -1,4 +1,5 @@
-//! Programs that launch and die at once, again and again.
+//! Programs that launch and die at once, again and again. Lives and kernels of other lengths are tested in virtual time
+//! (`fake-world`, `deaths`).
 
 use super::device_time::{Device, daemon};
 use crate::common::{COMPUTE_LIMIT, Stage, first_device, outcome, start};
@@ -44,16 +45,12 @@ fn holds(how: &str, many: &str, ms: &str, us: &str) {
 
 #[test]
 fn a_loop_of_programs_that_are_killed() {
-    for (ms, us) in [("30", "1000"), ("300", "1000"), ("300", "300000")] {
-        holds("exec-kill", "1", ms, us);
-    }
+    holds("exec-kill", "1", "30", "1000");
 }
 
 #[test]
 fn a_loop_of_programs_that_exit_at_once() {
-    for (ms, us) in [("30", "1000"), ("300", "1000"), ("30", "30000")] {
-        holds("exec-_exit", "1", ms, us);
-    }
+    holds("exec-_exit", "1", "30", "30000");
 }
 
 /// What is queued at its gate is let through as a program ends, and charged: however little of it the driver still does,
@@ -79,9 +76,7 @@ fn a_loop_of_programs_that_end_with_work_queued() {
 
 #[test]
 fn forked_children_that_are_killed() {
-    for (ms, us) in [("30", "1000"), ("300", "1000"), ("300", "300000")] {
-        holds("kill", "1", ms, us);
-    }
+    holds("kill", "1", "300", "300000");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test may stop where it fails")]
 
+mod deaths;
 mod devices;
 mod lies;
 mod long_work;
