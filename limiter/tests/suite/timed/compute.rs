@@ -21,28 +21,12 @@ fn dense(command: &mut Command, seconds: &str, options: &[&str]) -> Outcome {
     outcome(command.args(dense).args(options)).silent()
 }
 
-/// A program that fills the device, under a limit of `percent`.
-#[track_caller]
-fn gets_its_share(percent: u32, options: &[&str]) {
-    let stage = Stage::new();
-    let mut command = stage.limited(built("tenant"));
-    command.env(COMPUTE_LIMIT, first_device(percent));
-    let limited = dense(&mut command, "3", options);
-    is_near(limited.percent(KERNEL_US), percent, &limited, &options.join(" "));
-}
-
 #[track_caller]
 fn is_near(delivered: f64, share: u32, outcome: &Outcome, what: &str) {
     common::is_near(delivered, f64::from(share), TOLERANCE, outcome.busy, what);
 }
 
-#[test]
-fn a_quarter_and_three_quarters() {
-    for percent in [25, 75] {
-        gets_its_share(percent, &[]);
-    }
-}
-
+/// Shares of other sizes are tested in virtual time (`fake-world`, `shares`).
 #[test]
 fn half_for_every_way_to_launch() {
     for options in [
@@ -55,7 +39,10 @@ fn half_for_every_way_to_launch() {
         &["--pattern", "ex", "--ptsz"],
         &["--pattern", "graph", "--ptsz"],
     ] {
-        gets_its_share(50, options);
+        let stage = Stage::new();
+        let mut command = stage.limited(built("tenant"));
+        let limited = dense(command.env(COMPUTE_LIMIT, first_device(50)), "3", options);
+        is_near(limited.percent(KERNEL_US), 50, &limited, &options.join(" "));
     }
 }
 
@@ -129,12 +116,11 @@ fn parts_of_two(limits: &str) -> (Vec<f64>, Outcome) {
 /// One process with a thread for each device: each device has its own gate and account.
 #[test]
 fn two_devices_at_once_with_different_shares() {
-    for shares in [[25, 75], [75, 25], [50, 50]] {
-        let limits = format!(r#"{{"{}": {}, "{}": {}}}"#, UUIDS[0], shares[0], UUIDS[1], shares[1]);
-        let (parts, outcome) = parts_of_two(&limits);
-        for (part, share) in parts.into_iter().zip(shares) {
-            is_near(part, share, &outcome, &limits);
-        }
+    let shares = [25, 75];
+    let limits = format!(r#"{{"{}": {}, "{}": {}}}"#, UUIDS[0], shares[0], UUIDS[1], shares[1]);
+    let (parts, outcome) = parts_of_two(&limits);
+    for (part, share) in parts.into_iter().zip(shares) {
+        is_near(part, share, &outcome, &limits);
     }
 }
 

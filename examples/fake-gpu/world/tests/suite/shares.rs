@@ -30,7 +30,7 @@ fn near(rates: &[u64], expected: &[u64], off: u64) {
     assert!(near, "{rates:?}, not {expected:?}");
 }
 
-/// As `limiter::timed::compute::a_quarter_and_three_quarters`, with the daemon.
+/// As `limiter::timed::daemon::a_daemon_that_is_absent`, with the daemon.
 #[test]
 fn one_alone_gets_its_share_and_no_more() {
     for share in [50, 250, 500, 750, 950] {
