@@ -345,7 +345,9 @@ impl Gate {
             gate.leave_open();
         }
         self.wake_all();
-        self.lanes().iter().for_each(|lane| lane.let_go());
+        for lane in self.lanes().iter() {
+            let _ = lane.sampling.hold.let_go();
+        }
     }
 
     /// Whether each launch has to obtain its own lease.

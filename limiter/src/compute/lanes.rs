@@ -156,12 +156,12 @@ impl LaneList {
 
     /// Whether a stream is held back for a sample.
     pub(super) fn hold_back(&self) -> bool {
-        self.iter().any(|lane| lane.holds_back())
+        self.iter().any(|lane| lane.sampling.hold.is_under_way())
     }
 
     /// Lets streams go that have been held back for too long.
     pub(super) fn release_overdue(&self, now: u64) {
-        self.iter().for_each(|lane| lane.release_overdue(now));
+        self.iter().for_each(|lane| lane.sampling.hold.release_overdue(now));
     }
 
     /// How long all that is outstanding should take; `None`: not known.

@@ -398,7 +398,9 @@ fn is_all_done(gate: &Gate, lanes: &LaneList) -> bool {
         Some(_inside) => lanes.are_drained(gate),
         None => {
             gate.stream_closed_at().is_some()
-                && lanes.iter().all(|lane| !lane.holds_back() && lane.is_seen_drained(gate))
+                && lanes
+                    .iter()
+                    .all(|lane| !lane.sampling.hold.is_under_way() && lane.is_seen_drained(gate))
         }
     }
 }

@@ -159,7 +159,7 @@ impl Lane {
     }
 
     /// Whether work of unknown duration may not be done.
-    fn has_unknown(&self) -> bool {
+    pub(super) fn has_unknown(&self) -> bool {
         self.calls.unknown_until.load(Acquire) > self.batches.done()
     }
 

@@ -45,7 +45,7 @@ impl core::fmt::Debug for Lane {
             .field("uncovered", &self.count.uncovered)
             .field("launching", &self.calls.launching)
             .field("calling", &(self.calls.since.load(Relaxed) != 0))
-            .field("holds_back", &self.holds_back())
+            .field("holds_back", &self.sampling.hold.is_under_way())
             .finish_non_exhaustive()
     }
 }
@@ -104,8 +104,7 @@ impl Lane {
             outstanding_ns,
             backlogged_ns: 0,
             unknown: !self.life.is_lost()
-                && (self.calls.unknown_until.load(Acquire) > self.batches.done()
-                    || self.calls.since.load(Acquire) != 0),
+                && (self.has_unknown() || self.calls.since.load(Acquire) != 0),
         }
     }
 

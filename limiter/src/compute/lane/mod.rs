@@ -83,7 +83,7 @@ pub(crate) struct Lane {
     /// Its gate in the stream, where that can be.
     in_stream: Option<InStream>,
     waits: StreamWaits,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     /// What the lane has taken of the process's budget.
     taken: Taken,
     pub(super) probes: Probes,
@@ -162,21 +162,6 @@ impl Lane {
         launched_ns.store(launched, Relaxed);
         uncovered.store(count, Relaxed);
         true
-    }
-
-    /// Lets the stream go if it has been held back for too long. To be called by the governor.
-    pub(super) fn release_overdue(&self, now: u64) {
-        self.sampling.hold.release_overdue(now);
-    }
-
-    /// Lets the stream go: nobody will look after it any more.
-    pub(super) fn let_go(&self) {
-        let _ = self.sampling.hold.let_go();
-    }
-
-    /// Whether the stream is held back, or about to be.
-    pub(super) fn holds_back(&self) -> bool {
-        self.sampling.hold.is_under_way()
     }
 
     fn batch(&self, number: u64) -> &Batch {

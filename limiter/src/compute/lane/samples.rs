@@ -24,9 +24,9 @@ const LONGEST_REST_NS: u64 = 50_000_000;
 
 /// When the next samples are due.
 #[derive(Default)]
-pub(super) struct Sampling {
+pub(in crate::compute) struct Sampling {
     pub(super) sampler: Mutex<Sampler>,
-    pub(super) hold: Hold,
+    pub(in crate::compute) hold: Hold,
     /// Samples of steady work that were due and not taken, and the earliest time for the next one.
     skipped: AtomicU32,
     at: AtomicU64,
