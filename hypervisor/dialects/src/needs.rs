@@ -3,6 +3,7 @@
 use core::num::NonZeroU32;
 
 use limits::Priority;
+use serde::{Deserialize, Serialize};
 
 use crate::CORES;
 use crate::quantity::{QuantityError, whole};
@@ -44,7 +45,7 @@ pub enum MemoryNeed {
 }
 
 /// A part of a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// Hundredths of its time that nobody else may be promised. 0: none.
     pub cores: u64,

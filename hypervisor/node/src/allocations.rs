@@ -110,12 +110,12 @@ pub(crate) struct Lock {
 }
 
 /// What stands in an allocation's folder.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Facts {
     version: u32,
     resource: String,
-    ids: Vec<String>,
-    gpus: Vec<String>,
+    ids: BTreeSet<String>,
+    gpus: Vec<GpuId>,
     /// Earlier versions did not write it.
     #[serde(default)]
     library: Option<PathBuf>,
@@ -457,7 +457,7 @@ impl Allocations {
         fs::create_dir(&draft)?;
         let shares: Vec<_> = decision.parts.iter().map(|part| (part.gpu, part.share)).collect();
         let written = decision.settings().write(&draft).map_err(WriteError::from).and_then(|()| {
-            write_shares(&draft.join(SHARES), &shares)?;
+            write_shares(&draft.join(SHARES), decision)?;
             fs::rename(draft.join(SHARES), self.of(key).join(SHARES))?;
             fs::rename(draft.join(SETTINGS), self.of(key).join(SETTINGS)).map_err(Into::into)
         });
@@ -605,8 +605,8 @@ impl Facts {
         Self {
             version: 1,
             resource: entry.resource.clone(),
-            ids: entry.ids.iter().cloned().collect(),
-            gpus: entry.gpus.iter().map(ToString::to_string).collect(),
+            ids: entry.ids.clone(),
+            gpus: entry.gpus.clone(),
             library: entry.library.clone(),
         }
     }
@@ -766,28 +766,27 @@ pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), Wri
 /// As it stands in a file.
 #[derive(Serialize, Deserialize)]
 struct WrittenShare {
-    gpu: String,
-    cores: u64,
-    memory_mib: u64,
+    gpu: GpuId,
+    #[serde(flatten)]
+    share: Share,
+    /// What an init container is promised. Others are promised what they have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    promised: Option<Share>,
 }
 
-fn write_shares(path: &Path, shares: &[(GpuId, Share)]) -> io::Result<()> {
-    let one = |(gpu, share): &(GpuId, Share)| {
-        let Share { cores, memory_mib } = *share;
-        WrittenShare { gpu: gpu.to_string(), cores, memory_mib }
+fn write_shares(path: &Path, decision: &Decision) -> io::Result<()> {
+    let promised = decision.promised.iter().map(|(_, share)| *share);
+    let one = |(part, promised): (&Part, Share)| WrittenShare {
+        gpu: part.gpu,
+        share: part.share,
+        promised: decision.is_init.then_some(promised),
     };
-    let all: Vec<WrittenShare> = shares.iter().map(one).collect();
+    let all: Vec<WrittenShare> = decision.parts.iter().zip(promised).map(one).collect();
     fs::write(path, serde_json::to_vec(&all)?)
 }
 
-fn shares_of(folder: &Path) -> Option<Vec<(GpuId, Share)>> {
-    let all: Vec<WrittenShare> =
-        serde_json::from_slice(&fs::read(folder.join(SHARES)).ok()?).ok()?;
-    let one = |written: WrittenShare| {
-        let WrittenShare { gpu, cores, memory_mib } = written;
-        Some((gpu.parse().ok()?, Share { cores, memory_mib }))
-    };
-    all.into_iter().map(one).collect()
+fn shares_of(folder: &Path) -> Option<Vec<WrittenShare>> {
+    serde_json::from_slice(&fs::read(folder.join(SHARES)).ok()?).ok()
 }
 
 /// What a container's users read, whatever this process's umask is.
@@ -806,8 +805,10 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         }
         let Some(key) = AllocationKey::named(name) else { continue };
         // One whose facts cannot be read is nobody's, and goes as others that nobody has.
-        let (resource, ids, gpus, library) = facts_of(&path).unwrap_or_default();
+        let Facts { resource, ids, gpus, library, .. } = facts_of(&path).unwrap_or_default();
         let shares = shares_of(&path).unwrap_or_default();
+        let is_init = shares.iter().any(|one| one.promised.is_some());
+        let promised = shares.iter().map(|one| (one.gpu, one.promised.unwrap_or(one.share)));
         let now = Instant::now();
         let started = path.join(STARTED).exists().then_some(now);
         let holder = OwnerSettings::of(&path).ok().and_then(|settings| holder(&settings));
@@ -816,12 +817,12 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
             ids,
             gpus,
             library,
-            promised: shares.clone(),
-            shares,
-            is_init: false,
+            promised: promised.collect(),
+            shares: shares.iter().map(|one| (one.gpu, one.share)).collect(),
+            is_init,
             made: now,
             started,
-            listed: holder.is_some(),
+            listed: holder.is_some() && !is_init,
             holder,
             pod: None,
             followed: fs::read_to_string(path.join(FOLLOWED)).ok(),
@@ -832,12 +833,8 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
     Ok(table)
 }
 
-type ReadFacts = (String, BTreeSet<String>, Vec<GpuId>, Option<PathBuf>);
-
-fn facts_of(folder: &Path) -> Option<ReadFacts> {
-    let facts: Facts = serde_json::from_slice(&fs::read(folder.join(FACTS)).ok()?).ok()?;
-    let gpus: Option<Vec<GpuId>> = facts.gpus.iter().map(|gpu| gpu.parse().ok()).collect();
-    Some((facts.resource, facts.ids.into_iter().collect(), gpus?, facts.library))
+fn facts_of(folder: &Path) -> Option<Facts> {
+    serde_json::from_slice(&fs::read(folder.join(FACTS)).ok()?).ok()
 }
 
 fn holder(settings: &OwnerSettings) -> Option<Holder> {

@@ -70,8 +70,8 @@ impl Allocations {
         let facts = Facts {
             version: 1,
             resource: by.name().to_owned(),
-            ids: vec![owner.to_owned()],
-            gpus: gpus.iter().map(ToString::to_string).collect(),
+            ids: BTreeSet::from([owner.to_owned()]),
+            gpus,
             library: Some(self.library.clone()),
         };
         self.make(&key, &facts)?;
@@ -81,8 +81,8 @@ impl Allocations {
         let shares = self.write_down(&key, decision)?;
         let entry = Entry {
             resource: facts.resource,
-            ids: BTreeSet::from([owner.to_owned()]),
-            gpus,
+            ids: facts.ids,
+            gpus: facts.gpus,
             library: facts.library,
             promised: shares.clone(),
             shares,

@@ -58,6 +58,15 @@ impl Node {
         Self { kubelet, cluster }
     }
 
+    /// The agent is killed, and started again.
+    async fn restarted(self, pods: Vec<Value>) -> Self {
+        let Self { mut kubelet, cluster } = self;
+        cluster.agent.kill().await;
+        kubelet.forget_registrations();
+        let cluster = people::started(&mut kubelet, pods).await;
+        Self { kubelet, cluster }
+    }
+
     /// Gives a container a place of the first GPU. Returns the folder of that.
     async fn give(&self, place: u8) -> PathBuf {
         let ids = vec![id(place)];
@@ -180,7 +189,7 @@ async fn an_init_container_alone_has_its_limits_and_its_scheduler_is_told() {
         pod("pod", &[container("fetch", 60)], std::slice::from_ref(&main)),
         pod("other", &[], &[container("main", 50)]),
     ];
-    let node = Node::with(pods).await;
+    let node = Node::with(pods.clone()).await;
     let own = node.give(0).await;
     node.kubelet.pods.admit("pod", "main");
     node.starts(0).await.unwrap();
@@ -189,6 +198,36 @@ async fn an_init_container_alone_has_its_limits_and_its_scheduler_is_told() {
     node.give_listed("other", "main", 1).await;
     let refused = node.starts(1).await.unwrap_err();
     assert!(refused.contains("are asked for: 50; 40 of 100 are left"), "{refused}");
+    // The next run knows that no kubelet lists it.
+    let node = node.restarted(pods).await;
+    let refused = node.starts(1).await.unwrap_err();
+    assert!(refused.contains("are asked for: 50; 40 of 100 are left"), "{refused}");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn the_agents_next_run_knows_what_an_init_container_is_promised() {
+    let init = [container("fetch", 60), sidecar("proxy", 10)];
+    let pods = vec![
+        pod("pod", &init, &[container("main", 20)]),
+        pod("fits", &[], &[container("main", 40)]),
+        pod("other", &[], &[container("main", 1)]),
+    ];
+    let node = Node::with(pods.clone()).await;
+    node.give(0).await;
+    let shared = node.give_listed("pod", "proxy", 0).await;
+    node.give_listed("pod", "main", 1).await;
+    until("its scheduler is told", || node.is_told("pod")).await;
+    node.starts(0).await.unwrap();
+    assert_eq!(whose(&shared), of("fetch", 60));
+    // 60 are promised: to the init container 40, and to the main one 20.
+    let node = node.restarted(pods).await;
+    let fits = node.give_listed("fits", "main", 2).await;
+    node.starts(2).await.unwrap();
+    assert_eq!(whose(&fits), of("main", 40));
+    node.give_listed("other", "main", 3).await;
+    let refused = node.starts(3).await.unwrap_err();
+    assert!(refused.contains("are asked for: 1; 0 of 100 are left"), "{refused}");
     node.stop().await;
 }
 
