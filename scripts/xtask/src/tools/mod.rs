@@ -2,7 +2,6 @@
 #![allow(clippy::print_stdout, reason = "the tools' answers")]
 
 mod build_release;
-mod callgrind;
 mod debian;
 mod elf;
 mod export_tables;
@@ -59,8 +58,6 @@ impl From<Error> for ExitCode {
 pub(crate) enum Tool {
     /// Build what is shipped into target/shipped
     BuildRelease(build_release::Arguments),
-    /// Count the limiter's instructions for a call
-    Callgrind(callgrind::Arguments),
     /// Unpack packages of Debian without installing them
     DebianPackage(debian::Arguments),
     /// Compile with the oldest crates that the manifests allow (exit status 3: the registry cannot be reached)
@@ -102,7 +99,6 @@ impl Tool {
         let target = fs::canonicalize(target)?;
         match self {
             Self::BuildRelease(arguments) => build_release::build(arguments, &target),
-            Self::Callgrind(arguments) => callgrind::count(&arguments, &target),
             Self::DebianPackage(arguments) => debian::fetch(&arguments),
             Self::Emulate(arguments) => foreign::emulate(&arguments, &target),
             Self::ExportTables(arguments) => export_tables::tell(&arguments),
