@@ -7,7 +7,7 @@
 //! do not know when the other reads a message. A device's UUID is written as NVML prints it, and
 //! read in any case. Unknown fields are ignored, so that an old reader understands a newer writer.
 //! A field that was added later has a default, so that a new reader understands an older writer.
-//! `tests/golden` holds each message as it is written now, and as earlier versions wrote it.
+//! `tests/golden` holds each message as it is written.
 
 #![forbid(unsafe_code)]
 

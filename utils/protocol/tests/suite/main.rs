@@ -1,12 +1,9 @@
-//! The messages as they are on the wire. `golden/*.json` is what is written today;
-//! `golden/earlier/*.json` is what earlier versions wrote. A change of these files is a change of
-//! the contract.
+//! The messages as they are on the wire. `golden/*.json` is what is written today. A change of these
+//! files is a change of the contract.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
 
 mod any_text;
-mod earlier_readers;
-mod earlier_writers;
 mod samples;
 mod schemas;
 mod sockets;

@@ -34,3 +34,12 @@ fn each_message_is_its_golden() {
 fn the_sessions_are_their_golden() {
     is_written_as("sessions.json", &samples::sessions());
 }
+
+/// Fields that a later version adds to a quota stand beside those of the limit.
+#[test]
+fn a_quota_with_fields_that_are_not_known_here() {
+    let later = r#"{"uuid":"GPU-5a1ce000-0000-4000-8000-000000000000","share_ppm":1,"burst":[1,2],
+        "policy":"none","priority":"low","window":{"ms":5}}"#;
+    let quota: protocol::DeviceQuota = serde_json::from_str(later).unwrap();
+    assert_eq!((quota.limit.policy, quota.limit.weight), (limits::Policy::None, 1));
+}
