@@ -1,7 +1,8 @@
-//! Reserve, call, commit; and free.
+//! Linear memory, physical memory and imported memory: reserve the bytes, call the driver, keep or release them.
+//! The hooks call this through [`Memory`](super::Memory).
 //!
-//! The bytes are reserved first, so that no other process can take them meanwhile. No lock is held while the
-//! driver works. If the call fails, its bytes are given back.
+//! Bytes are reserved first, so that no other process can take them during the call. No lock is held while the
+//! driver works.
 
 use super::device::{DeviceMemory, Devices};
 use super::holdings::Holdings;
@@ -12,8 +13,8 @@ use super::tracker::Handle;
 use driver::cuda::{CuResult, DevicePtr, MemoryPool};
 use session::layout::MemoryKind;
 
-/// Runs an allocating call of the driver for `bytes` of a device's memory. After success `handle` returns the
-/// handle that will free the memory.
+/// Runs an allocating driver call for `bytes` of a device's memory. `handle` is evaluated after success and returns
+/// the handle that will free the memory.
 pub(super) fn allocate(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -28,8 +29,8 @@ pub(super) fn allocate(
     }
 }
 
-/// The same for linear memory. If the real part is used up, or the device is full, runs `on_host` instead.
-/// After success `address` returns the address that either call has allocated.
+/// Like [`allocate`], for linear memory that may be placed on the host: runs `on_host` if the real part is used up
+/// or the device is full. `address` is evaluated after either call has succeeded.
 pub(super) fn allocate_anywhere(
     reserve: &Reserve,
     placed: &HostPlaced,
@@ -50,7 +51,7 @@ pub(super) fn allocate_anywhere(
     }
 }
 
-/// Runs a call that places on the host memory that does not fit on the device.
+/// Runs a call that allocates managed memory on the host because it does not fit on the device.
 pub(super) fn place_on_host(
     placed: &HostPlaced,
     device: &'static DeviceMemory,
@@ -68,7 +69,7 @@ pub(super) fn place_on_host(
     result
 }
 
-/// Runs `cuMemCreate` for `bytes` of a device; `handle` is read after success.
+/// Runs `cuMemCreate` for `bytes` of a device; `handle` is evaluated after success.
 pub(super) fn create_physical(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -86,7 +87,7 @@ pub(super) fn create_physical(
     result
 }
 
-/// Runs `cuImportExternalMemory` for `bytes` of a device; `handle` is read after success.
+/// Runs `cuImportExternalMemory` for `bytes` of a device; `handle` is evaluated after success.
 pub(super) fn import_external(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -104,10 +105,10 @@ pub(super) fn import_external(
     result
 }
 
-/// Runs a freeing call of the driver and gives the bytes back.
+/// Runs a freeing driver call and releases the bytes.
 ///
-/// The record is taken out before the call: from the moment the driver has freed it, another thread
-/// may get the same address for a new allocation.
+/// The record is removed before the call: as soon as the driver has freed the memory, another thread may get the
+/// same address.
 pub(super) fn free(
     devices: &Devices,
     holdings: &Holdings,
@@ -126,7 +127,7 @@ pub(super) fn free(
     result
 }
 
-/// Frees memory that has no charge of its own: of a pool, of external memory, shared, sparse, or unknown.
+/// Frees memory that has no record in a tracker: pool, external, shared, sparse or unknown memory.
 fn free_other(holdings: &Holdings, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
     let Holdings { pools, physical, .. } = holdings;
     physical.free_external(handle, || match handle {

@@ -1,17 +1,17 @@
-//! How calls wake the reconciler.
+//! Wakes the reconciler thread. Allocating and freeing calls ring the bell; the reconciler sleeps on it.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::time::Duration;
 use rustix::thread::{Timespec, futex};
 
-/// The states. `RUNG`: no wake-up is needed, or there is no reconciler. `QUIET`: the reconciler is awake.
-/// `ASLEEP`: it sleeps.
+/// States of the futex word. `RUNG`: a check is due (also before the first reconciler starts), so no wake-up is
+/// needed. `QUIET`: the reconciler is awake. `ASLEEP`: it waits on the futex.
 const RUNG: u32 = 0;
 const QUIET: u32 = 1;
 const ASLEEP: u32 = 2;
 
-/// The reconciler's bell.
+/// A futex that the reconciler sleeps on.
 pub(crate) struct Bell(AtomicU32);
 
 impl Default for Bell {
@@ -21,7 +21,7 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Makes the reconciler check soon.
+    /// Requests a reconciliation soon.
     #[inline]
     pub(crate) fn ring(&self) {
         if self.0.load(Relaxed) != RUNG && self.0.swap(RUNG, AcqRel) == ASLEEP {
@@ -29,12 +29,12 @@ impl Bell {
         }
     }
 
-    /// Whether the bell was rung since the last call of this.
+    /// Whether the bell was rung since the previous call of this function.
     pub(super) fn was_rung(&self) -> bool {
         self.0.swap(QUIET, AcqRel) == RUNG
     }
 
-    /// Sleeps for a time, or until the bell is rung.
+    /// Sleeps until the bell is rung, for at most `longest` (whole seconds).
     pub(super) fn sleep(&self, longest: Duration) {
         if self.0.compare_exchange(QUIET, ASLEEP, AcqRel, Acquire).is_ok() {
             let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: 0 };

@@ -1,5 +1,5 @@
-//! Whether this process is allocating or freeing. NVML's figure from such a moment cannot be compared with
-//! the charges.
+//! Counts this process's allocating and freeing calls. The reconciler uses the counts to tell whether NVML's
+//! figure can be compared with the charges: it cannot while such a call runs.
 
 use super::waiting::{WaitingCall, WaitingCalls};
 use crate::clock;
@@ -11,29 +11,29 @@ use crossbeam::utils::CachePadded;
 use session::layout::MemoryKind;
 use session::ledger::Ledger;
 
-/// Added to the count of calls: for one that runs, and for one that has returned.
+/// Increments of `Changes::calls`: one per running call, one per call that has returned.
 const RUNNING: u64 = 1;
 const ENDED: u64 = 1 << 20;
 
 /// The calls of this process that allocate or free.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// The calls that run, in the lower bits, and those that have returned.
+    /// Running calls in the lower 20 bits, returned calls above.
     calls: CachePadded<AtomicU64>,
-    /// When the admission pause began; zero if there is none.
+    /// When the current admission pause began (ns, `clock::now`); 0: no pause.
     paused: CachePadded<AtomicU64>,
     waiting: WaitingCalls,
-    /// The address of the watched device's ledger, and the highest charge of this process on it during the
-    /// watch.
+    /// Address of the ledger that a [`PeakWatch`] observes, and this process's highest charge on that device since
+    /// the watch began.
     watched: AtomicUsize,
     peak: AtomicU64,
 }
 
-/// A call that allocates or frees, while it runs.
+/// Guard of a running call that allocates or frees.
 pub(crate) struct Changing<'a>(&'a Changes);
 
 impl Changes {
-    /// Such a call begins.
+    /// Counts an allocating or freeing call until the guard is dropped; waits first if an admission pause is on.
     #[inline]
     pub(crate) fn begin(&self) -> Changing<'_> {
         let paused = self.paused.load(Relaxed);
@@ -44,27 +44,26 @@ impl Changes {
         Changing(self)
     }
 
-    /// Such a call begins to wait, with `bytes` of a device reserved.
+    /// Marks the current call as waiting, with `bytes` of a device reserved.
     pub(super) fn wait(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         self.waiting.begin(device, bytes)
     }
 
-    /// Begins an admission pause: new calls wait until the result is dropped, and running calls finish. In a
-    /// program whose threads allocate all the time there is no quiet moment otherwise. Nothing relies on the
-    /// pause: a call waits a limited time, and once. So the pause does no harm if the thread that began it is
-    /// gone.
+    /// Begins an admission pause: until the guard is dropped, new calls wait and running calls finish. Otherwise a
+    /// program whose threads allocate all the time has no quiet moment. Correctness does not depend on the pause: a
+    /// call waits once, for at most 25 ms, so an abandoned pause does no harm.
     pub(super) fn pause(&self) -> Pause<'_> {
         let since = clock::now().max(1);
         self.paused.store(since, Relaxed);
         Pause { changes: self, since }
     }
 
-    /// Waits until the pause that began at `paused` ends.
+    /// Waits until the pause that began at `paused` ends, for at most 25 ms.
     #[cold]
     fn wait_for_the_end_of(&self, paused: u64) {
         const LONGEST_NS: u64 = 25_000_000;
         const STEP_NS: u64 = 20_000;
-        // Most pauses end before a thread could wake up.
+        // Most pauses end sooner than a thread would wake up.
         const YIELDS: u32 = 10;
         let mut waited = 0;
         while self.paused.load(Relaxed) == paused
@@ -79,17 +78,16 @@ impl Changes {
         }
     }
 
-    /// Memory is being reserved on a device, in its open ledger, and the driver has yet to take it.
+    /// Updates the peak after a reservation in the open ledger, before the driver takes the memory.
     #[inline]
     pub(super) fn reserved(&self, device: &DeviceLedger, opened: &Ledger<'_>) {
-        // A watch begins while the ledger is open. So either the watch sees this reservation here, or it
-        // starts with it.
+        // A watch begins while the ledger is open, so it counts this reservation either here or at its start.
         if self.watched.load(Relaxed) == ptr::from_ref(device).addr() {
             self.peak.fetch_max(charged_in(opened, device), Relaxed);
         }
     }
 
-    /// Watches the charges of a device until the result is dropped. One device is watched at a time. `None`:
+    /// Watches the charges of a device until the guard is dropped. Only one device is watched at a time. `None` if
     /// the ledger cannot be opened.
     pub(super) fn watch<'a>(&'a self, device: &'a DeviceLedger) -> Option<PeakWatch<'a>> {
         let opened = device.open()?;
@@ -99,7 +97,7 @@ impl Changes {
         Some(PeakWatch { changes: self, device })
     }
 
-    /// What the driver has taken on a device for this process's calls, by the charges.
+    /// Bytes that the driver has taken on a device for this process's calls, according to the charges.
     pub(super) fn standing(&self, device: &DeviceLedger, own: CallInProgress) -> Standing {
         let (waiting, moment) = (self.waiting.now(device), self.moment());
         let charged = charged(device);
@@ -109,7 +107,7 @@ impl Changes {
         Standing { taken, is_quiet, ended: moment.ended() }
     }
 
-    /// Waits for a quiet moment, for at most `steps` steps; returns whether it came.
+    /// Waits up to `steps` times 50 us for a quiet moment; returns whether there was one.
     pub(super) fn await_quiet(
         &self,
         device: &DeviceLedger,
@@ -137,7 +135,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// New calls wait until this is dropped.
+/// Guard of an admission pause; see [`Changes::pause`].
 pub(super) struct Pause<'a> {
     changes: &'a Changes,
     since: u64,
@@ -149,15 +147,15 @@ impl Drop for Pause<'_> {
     }
 }
 
-/// The charges of a device are watched until this is dropped.
+/// Guard that tracks the peak charge of a device; see [`Changes::watch`].
 pub(super) struct PeakWatch<'a> {
     changes: &'a Changes,
     device: &'a DeviceLedger,
 }
 
 impl PeakWatch<'_> {
-    /// At least what the driver had taken for calls at any moment of the watch: memory is charged before the
-    /// driver takes it, and until the driver has freed it.
+    /// An upper bound for what the driver had taken for calls at any moment of the watch: memory is charged before
+    /// the driver takes it, and until the driver has freed it.
     pub(super) fn peak(&self) -> u64 {
         self.changes.peak.load(Relaxed).max(charged(self.device))
     }
@@ -169,7 +167,7 @@ impl Drop for PeakWatch<'_> {
     }
 }
 
-/// What calls of known size have charged to this process on the device itself.
+/// This process's charges on the device, without the kinds `driver`, `overcommitted` and `headroom`.
 fn charged(device: &DeviceLedger) -> u64 {
     let Some(slot) = device.own_slot() else { return u64::MAX };
     by_calls(|kind| slot.bytes[kind as usize].load(Relaxed))
@@ -186,24 +184,24 @@ fn by_calls(bytes: impl Fn(MemoryKind) -> u64) -> u64 {
     MemoryKind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }
 
-/// The count of calls at a moment.
+/// A snapshot of `Changes::calls`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Moment(u64);
 
 impl Moment {
-    /// How many calls run.
+    /// Calls that are running.
     const fn running(self) -> u64 {
         self.0 % ENDED
     }
 
-    /// How many have returned.
+    /// Calls that have returned.
     const fn ended(self) -> u64 {
         self.0 / ENDED
     }
 }
 
-/// What a reconciliation leaves out: the call that it runs in, if any, and the bytes that the call has
-/// reserved.
+/// The call within which a reconciliation runs, if any (`calls` is 0 or 1), and the bytes that it has reserved. Both
+/// are left out of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CallInProgress {
     pub(super) calls: u64,
@@ -215,18 +213,18 @@ impl CallInProgress {
     pub(super) const NONE: Self = Self { calls: 0, bytes: 0 };
 }
 
-/// See [`Changes::standing`].
+/// A comparable snapshot, made by [`Changes::standing`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// What the driver has taken for calls, if the moment is quiet.
+    /// Bytes that the driver has taken for calls; exact only if the moment is quiet.
     pub(super) taken: u64,
-    /// Whether no other call runs than the one that checks, and those that wait with their reservations.
+    /// Whether no call runs other than the checking one and those that wait with reservations.
     pub(super) is_quiet: bool,
     ended: u64,
 }
 
 impl Standing {
-    /// Whether no call took or gave back memory between `then` and `self`.
+    /// Whether no call allocated or freed memory between `then` and `self`.
     pub(super) fn is_quiet_since(&self, then: &Self) -> bool {
         self.is_quiet && self == then
     }
@@ -241,14 +239,14 @@ mod tests {
         let changes = Changes::default();
         let pause = changes.pause();
         changes.wait_for_the_end_of(pause.since);
-        // A call that comes later does not wait at all.
+        // A later call does not wait at all.
         let passed = clock::now();
         assert!(passed - pause.since >= 25_000_000);
         for _ in 0..1000 {
             changes.wait_for_the_end_of(pause.since);
         }
         assert!(clock::now() - passed < 25_000_000);
-        // Nor does a call wait for the next pause.
+        // A call does not wait for the following pause either.
         let next = changes.pause();
         changes.wait_for_the_end_of(pause.since);
         drop(pause);

@@ -1,26 +1,26 @@
-//! Clearance: what a check has found to fit fits a moment later, too.
+//! Clearance: near the limit, lets allocations skip the check if the session was charged as much at the last check.
+//! [`reconcile`](super::reconcile) grants clearances; [`reservation`](super::reservation) consults them.
 //!
-//! Close to the limit a check comes before each allocation. But a program that frees and allocates there over and
-//! over does not need more each time: its own calls are accounted for. So a check clears the session to be charged
-//! what it was charged a moment ago, for a while. Only the driver itself can take more in this time. It ends at once
-//! where a call may have made the driver do so, and soon in any case: code is placed without a call that says so.
+//! A program that frees and allocates in a loop near the limit does not need more memory each time, and its own calls
+//! are accounted for. Only the driver itself can take more in the meantime. So a clearance ends at once after a call
+//! that may make the driver do so, and soon in any case, because the driver also places code unannounced.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use session::ledger::Ledger;
 
-/// The part of the time (1/50) that checks of a program may take which does not need more than it had.
+/// Checks may take 1/50 of the time of a program whose charges do not rise.
 pub(super) const PART: u64 = 50;
-/// A clearance lasts at least this long, at most this long where a quick check is next, and never longer than the
-/// last one: a check may have been held up.
+/// Bounds of a clearance's duration: at least, at most before a quick check, and at most before any check. The upper
+/// bounds matter when a check was held up.
 const LEAST_NS: u64 = 1_000_000;
 const QUICK_NS: u64 = 10_000_000;
 const LONGEST_NS: u64 = 50_000_000;
 
-/// Each check takes this part (1/64) off what is cleared beyond the present charges.
+/// Each clearance reduces the cleared bytes above the present charges by 1/64.
 const FADES: u64 = 64;
 
-/// How much the session may be charged on a device without a check, and until when. Written while the ledger is open.
+/// The charges up to which no check is needed, and until when (ns). Written while the ledger is open.
 #[derive(Default)]
 pub(super) struct Clearance {
     used: AtomicU64,
@@ -28,29 +28,29 @@ pub(super) struct Clearance {
     until: AtomicU64,
 }
 
-/// What the session is charged: in all, and on the device itself.
+/// The session's charges in bytes: in total, and on the device itself.
 #[derive(Clone, Copy)]
 pub(super) struct Charged {
     used: u64,
     on_device: u64,
 }
 
-/// In how long a check has taken its part of the time.
+/// The time (ns) over which a check from `begun` to `ended` is spread so that checks take 1/50.
 const fn paid_by(begun: u64, ended: u64) -> u64 {
     ended.saturating_sub(begun).saturating_mul(PART)
 }
 
-/// The time that checks by NVML have taken.
+/// Limits the time that checks by NVML take.
 #[derive(Default)]
 pub(super) struct Spent {
-    /// Until when they have taken more than their part.
+    /// When the checks so far will have taken no more than their part (ns).
     sum: u64,
-    /// The same without the last one.
+    /// Like `sum`, without the last check.
     until: u64,
 }
 
 impl Spent {
-    /// A check took from `begun` to `ended`. Whatever was before it, twice its own time is paid at most.
+    /// Adds a check that took from `begun` to `ended` (ns). The debt never exceeds twice that check's own time.
     pub(super) fn add(&mut self, begun: u64, ended: u64) {
         let paid = paid_by(begun, ended).min(LONGEST_NS);
         let sum = self.sum.max(begun).saturating_add(paid);
@@ -58,7 +58,7 @@ impl Spent {
         self.until = self.sum.saturating_sub(paid);
     }
 
-    /// Until when there should be no other check. One too many is allowed: what has changed is to be seen at once.
+    /// No further check should start before this time (ns). One check may run early, so that a change is seen at once.
     pub(super) const fn until(&self) -> u64 {
         self.until
     }
@@ -71,8 +71,8 @@ impl Charged {
 }
 
 impl Clearance {
-    /// A check that took from `begun` to `ended` has found that these charges fit, and `spare` bytes more. So much of
-    /// that is cleared as was cleared before, and a little less each time.
+    /// Grants a clearance after a check from `begun` to `ended` (ns) found that the charges fit with `spare` bytes to
+    /// spare. The level cleared before is kept as far as `spare` allows, and fades a little each time.
     /// `quick`: the next check is a quick one.
     pub(super) fn give(
         &self,
@@ -91,22 +91,22 @@ impl Clearance {
         self.extend(ended.saturating_add(paid_by(begun, ended).clamp(LEAST_NS, most)));
     }
 
-    /// What was cleared needs no check until then.
+    /// Sets the end of the clearance (ns).
     pub(super) fn extend(&self, until: u64) {
         self.until.store(until, Relaxed);
     }
 
-    /// The driver may have taken memory by itself.
+    /// Ends the clearance, because the driver may have taken memory by itself.
     pub(super) fn end(&self) {
         self.until.store(0, Relaxed);
     }
 
-    /// Whether these charges need no check.
+    /// Whether these charges are cleared at `now` (ns).
     pub(super) fn covers(&self, charged: Charged, now: u64) -> bool {
         now < self.until.load(Relaxed) && self.is_as_much(charged)
     }
 
-    /// Whether the last clearance was for as much, however long ago.
+    /// Whether the last clearance covered these charges, even if it has ended.
     pub(super) fn is_as_much(&self, charged: Charged) -> bool {
         charged.used <= self.used.load(Relaxed) && charged.on_device <= self.on_device.load(Relaxed)
     }
@@ -188,7 +188,7 @@ mod tests {
             spent.add(check * MS, check * MS + MS);
         }
         assert_eq!(spent.until(), 1050 * MS);
-        // Nor does one that was itself held up.
+        // Nor does a check that was itself held up.
         spent.add(1000 * MS, 1500 * MS);
         assert!(spent.until() <= 1600 * MS);
     }

@@ -1,8 +1,8 @@
-//! How contexts begin and end, and what they take of a device's memory.
+//! Creation and end of contexts, and their charges. The context hooks call this.
 //!
-//! The driver does not say how much a context takes before it exists. So the session's first context is made
-//! alone, and the size measured for it is reserved for the next one. What a context really took is read from NVML
-//! afterwards. A context that turns out not to fit is destroyed again.
+//! The driver does not say how much memory a context takes before it exists. So the session's first context is
+//! created alone, and its measured size is reserved for each later one. NVML then tells each context's real size; a
+//! context that does not fit is destroyed again.
 
 use super::contexts::Green;
 use super::device::DeviceMemory;
@@ -18,17 +18,17 @@ use driver::cuda::{self, CuResult};
 use session::First;
 use session::layout::MemoryKind;
 
-/// Assumed if NVML cannot be asked: what a context takes on current devices.
+/// Charged for a context if NVML is unavailable; about the size on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
-/// A measured size outside these bounds is not that of a context.
+/// A measurement outside these bounds is not the size of a context.
 const LEAST_BYTES: u64 = 1 << 20;
 const MOST_BYTES: u64 = 4 << 30;
-/// How long the measurement of the session's first context is waited for. The driver takes 0.2 to 2 s.
+/// How long to wait for the measurement of the session's first context. The driver takes 0.2 to 2 s.
 const PATIENCE_NS: u64 = 5_000_000_000;
 const STEP_NS: u64 = 1_000_000;
 
-/// Runs a call that makes a context. After success `handle` returns it; `undo` destroys it. Must be called
-/// under [`Contexts::change`](super::contexts::Contexts::change).
+/// Runs a call that creates a context. `handle` is evaluated after success and returns the context; `undo` destroys
+/// it. Must be called under [`Contexts::change`](super::contexts::Contexts::change).
 pub(super) fn create(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -60,12 +60,12 @@ pub(super) fn create(
     let took =
         after.since(&before, device).filter(|took| (LEAST_BYTES..=MOST_BYTES).contains(took));
     if let (Some(measured), Some(page)) = (took, ledger.page()) {
-        // The smallest measurement is the nearest to the size of a context alone.
+        // The smallest measurement is nearest to the size of a context alone.
         let _ = page
             .context_bytes
             .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
     }
-    // Not earlier: a context that does not fit is gone before the next one is made.
+    // Held until here: a context that does not fit is gone before the next one is created.
     let _first = first;
     let made = if took.is_some() || known > 0 { Made::Context } else { Made::Unmeasured };
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
@@ -86,8 +86,8 @@ pub(super) fn create(
     result
 }
 
-/// The size of a context; zero while it is not known. Then this process may make the first one, alone, or has
-/// waited for another one in vain. Without NVML there is nothing to wait for.
+/// The known size of a context in bytes, or 0 if unknown. With 0 and a guard, this process creates the session's first
+/// context, alone; with 0 and no guard, NVML is unavailable or another process's measurement did not come in time.
 fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
     let size = || ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
     let known = size();
@@ -97,7 +97,7 @@ fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
     let until = clock::now().saturating_add(PATIENCE_NS);
     while clock::now() < until {
         let first = ledger.membership().go_first();
-        // The one before may have just come to its end.
+        // Another process may have just measured its context.
         let known = size();
         if known > 0 || ledger.page().is_none() {
             return (known, None);
@@ -110,9 +110,8 @@ fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
     (0, None)
 }
 
-/// Runs a call that makes a green context in an existing primary context. It takes little memory. The size is
-/// not known beforehand, so it is measured. Must be called under
-/// [`Contexts::change`](super::contexts::Contexts::change).
+/// Runs a call that creates a green context in an existing primary context. Its size is small and unknown beforehand,
+/// so it is measured. Must be called under [`Contexts::change`](super::contexts::Contexts::change).
 pub(super) fn create_green(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -141,12 +140,12 @@ pub(super) fn create_green(
     result
 }
 
-/// A green context has ended.
+/// Releases the charge of a green context that has ended.
 pub(super) fn green_ended(device: &DeviceMemory, green: Green) {
     device.ledger.release(MemoryKind::Context, green.bytes);
 }
 
-/// The primary context has ended, and its green contexts with it.
+/// Releases what the primary context and its green contexts took, after they have ended.
 pub(super) fn primary_ended(
     holdings: &Holdings,
     images: &Images,
@@ -159,7 +158,7 @@ pub(super) fn primary_ended(
     ended(holdings, images, device, handle);
 }
 
-/// A context has ended: gives back what it took, and what was allocated in it.
+/// Releases what a context took and what was allocated in it, after it has ended.
 pub(super) fn ended(
     holdings: &Holdings,
     images: &Images,
@@ -175,15 +174,15 @@ pub(super) fn ended(
     holdings.context_ended(device, handle);
     images.context_ended(device, handle);
     holdings.pools.refresh(device, true);
-    // What the driver had taken for it is free as well.
+    // Memory that the driver took for the context is free as well.
     device.shared.bell.ring();
 }
 
-/// What this process uses of a device at a moment.
+/// This process's memory on a device at one moment.
 struct MemoryReading {
-    /// The processes that NVML lists, if NVML can be asked.
+    /// The processes that NVML lists; `None` if NVML is unavailable.
     processes: Option<Processes>,
-    /// What is charged to this process on the device, other than for contexts, and NVML shows for it.
+    /// Bytes charged to this process, except for contexts, as far as NVML attributes them to this process.
     charged: u64,
 }
 
@@ -202,10 +201,10 @@ impl MemoryReading {
         Self { processes: Processes::now(device.ledger), charged: charged.saturating_sub(hidden) }
     }
 
-    /// What was taken since `before` beyond the charges; `None` if that is unknown, or negative.
+    /// Bytes taken since `before` beyond the charges; `None` if unknown or negative.
     fn since(&self, before: &Self, device: &DeviceMemory) -> Option<u64> {
         let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
-        // NVML does not list a process without a context, but it may have memory.
+        // NVML does not list a process without a context, even if it has memory.
         let (known, had) = match seen(before).unwrap_or(0) {
             0 => (0, 0),
             seen => (seen, before.charged),
@@ -214,11 +213,11 @@ impl MemoryReading {
     }
 }
 
-/// What is about to be made, or was made and taken down again.
+/// What a refused call was creating; chooses the message.
 #[derive(Clone, Copy)]
 enum Made {
     Context,
-    /// NVML does not show what it takes.
+    /// A context whose size NVML does not show.
     Unmeasured,
     Green,
 }

@@ -1,4 +1,4 @@
-//! A device's memory, as this process accounts for it.
+//! One device's memory as this process accounts for it, and the list of all such devices.
 
 use super::bell::Bell;
 use super::changes::Changes;
@@ -16,29 +16,24 @@ use session::layout::MemoryKind;
 /// State that all devices of a process share.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// Calls that allocate or free.
     pub(crate) changes: Changes,
-    /// Wakes the reconciler.
     pub(crate) bell: Bell,
     /// This process's id in NVML's lists; zero while unknown.
     pub(super) own_pid: AtomicU32,
 }
 
-/// One device's memory.
 pub(crate) struct DeviceMemory {
     pub(crate) ledger: &'static DeviceLedger,
     pub(super) shared: &'static Shared,
-    /// This process's allocations.
     pub(super) tracker: Tracker,
-    /// This process's contexts.
     pub(crate) contexts: Contexts,
-    /// Bytes of the images that the driver has been given and may yet place as code.
+    /// Bytes of the images that were given to the driver and may yet be placed as code.
     pub(super) images: AtomicU64,
-    /// What was left of the limit at this process's last reconciliation.
+    /// Bytes left of the limit at this process's last reconciliation.
     pub(super) left_when_seen: AtomicU64,
-    /// What needs no check close to the limit.
+    /// Charges that need no check close to the limit.
     pub(super) clearance: Clearance,
-    /// The program's ordinal of the device; negative while unknown.
+    /// The program's ordinal of the device; negative: unknown.
     ordinal: AtomicI32,
 }
 
@@ -56,7 +51,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The program uses this ordinal for the device.
+    /// Sets the ordinal by which the program calls the device.
     pub(crate) fn is_called(&self, ordinal: cuda::Device) {
         self.ordinal.store(ordinal, Relaxed);
     }
@@ -68,13 +63,12 @@ impl DeviceMemory {
             && ordinal == self.ordinal.load(Relaxed)
     }
 
-    /// The context that the calling thread's allocations on the device end with, as a number; zero if there
-    /// is none.
+    /// The context with which the calling thread's allocations on the device end; 0: none.
     pub(super) fn current_context(&self) -> usize {
         self.contexts.owner(driver_calls::current_context())
     }
 
-    /// Remembers an allocation. If another one had its handle, that one is gone.
+    /// Records an allocation. If another one had the same handle, it is gone, and its bytes are released.
     pub(super) fn remember(&self, handle: Handle, allocation: Allocation) {
         if let Some(gone) = self.tracker.insert(handle, allocation) {
             self.ledger.release(gone.kind, gone.bytes);
@@ -82,7 +76,7 @@ impl DeviceMemory {
     }
 }
 
-/// The memory of all devices that have a ledger and have been used.
+/// The memory of every device that has a ledger and has been used.
 pub(crate) struct Devices(DeviceList<DeviceMemory>);
 
 impl Devices {
@@ -90,7 +84,7 @@ impl Devices {
         Self(DeviceList::new())
     }
 
-    /// Adds a device. One thread at a time may call this.
+    /// Adds a device. Must not be called by two threads at once.
     pub(super) fn push(&self, device: &'static DeviceMemory) {
         self.0.push(device);
     }
@@ -99,13 +93,13 @@ impl Devices {
         self.0.iter()
     }
 
-    /// Finds an allocation on any device and forgets it. A free may come from a thread with another device's
+    /// Removes an allocation's record, whatever its device: a free may come from a thread with another device's
     /// context, or with none.
     pub(super) fn take(&self, handle: Handle) -> Option<(&'static DeviceMemory, Allocation)> {
         self.iter().find_map(|device| Some((device, device.tracker.take(handle)?)))
     }
 
-    /// The kind that an allocation was charged as, on any device.
+    /// The kind as which an allocation is charged, whatever its device.
     pub(super) fn kind_of(&self, handle: Handle) -> Option<MemoryKind> {
         self.iter().find_map(|device| device.tracker.kind_of(handle))
     }

@@ -1,30 +1,31 @@
-//! What the driver has taken by itself, derived from the reconciliations.
+//! Estimates from successive reconciliations how much memory the driver took by itself.
 
-/// After this many lower bounds, an exact figure is no longer sought at once.
+/// After this many lower bounds in a row, no exact figure is sought soon.
 const BOUNDS: u32 = 32;
 
-/// The result of one reconciliation: what nobody has been charged for.
+/// The result of one reconciliation, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sight {
+    /// Taken on the device for this process and charged to nobody.
     pub(super) bytes: u64,
     /// If not exact, `bytes` is a lower bound.
     pub(super) exact: bool,
-    /// What the driver has taken for other processes of the session and they have not yet charged.
+    /// Taken for other processes of the session and not yet charged by them.
     pub(super) others: u64,
 }
 
-/// What is to be charged, derived from the results.
+/// The bytes to charge as kind `driver`.
 #[derive(Default, Debug)]
 pub(super) struct DriverMemory {
     pub(super) bytes: u64,
     last: Option<u64>,
-    /// Lower bounds since the last exact figure.
+    /// Lower bounds seen since the last exact figure.
     bounds: u32,
 }
 
 impl DriverMemory {
-    /// Takes a result in. An increase counts when two results in a row show it, a decrease when it is exact.
-    /// `true`: check again soon.
+    /// Adds a result. An increase counts when two results in a row show it, a decrease when it is exact. Returns
+    /// whether to check again soon.
     pub(super) fn notice(&mut self, sight: Sight) -> bool {
         let before = self.last.replace(sight.bytes);
         if sight.bytes > self.bytes {
@@ -41,8 +42,8 @@ impl DriverMemory {
         self.bounds < BOUNDS
     }
 
-    /// Takes in the result of an allocation's own check. It counts at once, except for a lower bound below
-    /// the present figure.
+    /// Adds the result of an allocation's own check. It counts at once, unless it is a lower bound below the present
+    /// figure.
     pub(super) fn notice_now(&mut self, sight: Sight) {
         if sight.exact || sight.bytes > self.bytes {
             *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(estimate.bytes, 0);
         assert!(!estimate.notice(exact(100)));
         assert_eq!(estimate.bytes, 100);
-        // Seen once and then no more: it was not really there.
+        // Seen once only, so not charged.
         assert!(estimate.notice(exact(500)));
         assert!(!estimate.notice(exact(100)));
         assert_eq!(estimate.bytes, 100);

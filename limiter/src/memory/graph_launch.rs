@@ -1,4 +1,4 @@
-//! Calls that give an executable graph its memory.
+//! Calls that may give an executable graph its memory: instantiation, upload and launch.
 
 use super::device::DeviceMemory;
 use super::graph_nodes::{Need, needs_of};
@@ -11,11 +11,11 @@ use driver::cuda::{self, CuResult, Graph, GraphExec};
 use session::layout::MemoryKind;
 use std::time::{Duration, Instant};
 
-/// How long a launch that does not fit waits for running graphs to give their memory up.
+/// How long a launch that does not fit waits for running graphs to release memory.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Runs a call that makes an executable graph; `exec` returns it after success. `limited` says whether a
-/// device has a ledger.
+/// Runs a call that instantiates `graph`; `exec` returns the executable graph after success. `limited` returns a
+/// device's memory if the device has a ledger.
 pub(super) fn instantiate(
     reserve: &Reserve,
     graph: Graph,
@@ -27,14 +27,13 @@ pub(super) fn instantiate(
     let needs = if graph.is_null() { Vec::new() } else { needs_of(graph, limited) };
     if needs.is_empty() {
         let result = call();
-        // A graph that ended with its context may have had the same handle.
+        // An executable graph that ended with its context may have had the same handle.
         if result.is_ok() && !graphs.is_empty() {
             graphs.remove(exec() as usize);
         }
         return result;
     }
-    // The driver may need all this only at the launch. So an instantiation is not refused if it does not fit
-    // now.
+    // The driver may need the memory only at launch, so an instantiation that does not fit now is not refused.
     let reserved: Vec<(Need, Option<Reservation>)> = needs
         .iter()
         .map(|&need| {
@@ -54,7 +53,7 @@ pub(super) fn instantiate(
     let grew = |(need, &before): (&Need, &u64)| graphs.charged(need) > before;
     let is_over = |need: &Need| is_over(need.device.ledger);
     if let Some(need) = needs.iter().zip(&before).find(|of| grew(*of) && is_over(of.0)) {
-        // The instantiation took memory at once, and more than was free.
+        // The instantiation took more memory at once than was free.
         let _ = driver_calls::graph_exec_destroy(exec());
         graphs.refresh(need.0.device, true);
         return refused(need.0.device.ledger, need.0.bytes);
@@ -65,7 +64,7 @@ pub(super) fn instantiate(
     result
 }
 
-/// Runs a call that may give an executable graph its memory.
+/// Runs a call that may give an executable graph its memory (`cuGraphLaunch`, `cuGraphUpload`).
 pub(super) fn launch(
     reserve: &Reserve,
     exec: GraphExec,
@@ -102,7 +101,7 @@ pub(super) fn launch(
     result
 }
 
-/// Reserves what a launch may need, which may be nothing; `None`: it does not fit.
+/// Reserves what a launch may add, which may be nothing (`Some(None)`); `None`: it does not fit.
 fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reservation>> {
     let graphs = &reserve.holdings.graphs;
     let try_once = || {
@@ -113,7 +112,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if let Some(reserved) = reserve.reserve_at_once(need.device, MemoryKind::Graph, growth) {
             return Some(Some(reserved));
         }
-        // Memory that the pool has and does not use costs nothing, if it suffices in whole grains.
+        // Unused memory of the pool costs nothing, if it suffices in whole chunks.
         if only && has_idle(need) {
             return Some(None);
         }
@@ -129,7 +128,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if let Some(reserved) = try_once() {
             return Some(reserved);
         }
-        // Running graphs give their memory up when they end. Nothing else is waited for.
+        // Running graphs release memory when they end; nothing else is worth waiting for.
         if !fits_without_the_others(reserve, need) || started.elapsed() > PATIENCE {
             return None;
         }
@@ -138,7 +137,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
     }
 }
 
-/// Whether an executable graph would fit if no other had memory.
+/// Whether an executable graph would fit if no other one had memory.
 fn fits_without_the_others(reserve: &Reserve, need: &Need) -> bool {
     let charged = reserve.holdings.graphs.charged(need);
     let Some(opened) = need.device.ledger.open() else { return false };

@@ -1,4 +1,4 @@
-//! What the allocation nodes of a graph need.
+//! How much memory the allocation nodes of a graph need.
 
 use super::device::DeviceMemory;
 use super::size;
@@ -9,10 +9,10 @@ use driver::cuda::{
 };
 use std::collections::HashMap;
 
-/// Physical memory comes in pages of this size.
+/// Granularity of physical memory, in bytes.
 const PAGE: u64 = 2 << 20;
 
-/// What an executable graph allocates on a device.
+/// Bytes that an executable graph allocates on a device.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub(super) ordinal: cuda::Device,
@@ -20,8 +20,8 @@ pub(super) struct Need {
     pub(super) bytes: u64,
 }
 
-/// What the allocation nodes of a graph need, child graphs included, by device. `limited` says whether a
-/// device has a ledger.
+/// The needs of a graph's allocation nodes, child graphs included, by device. `limited` returns a device's memory if
+/// the device has a ledger.
 pub(super) fn needs_of(
     graph: Graph,
     limited: impl Fn(cuda::Device) -> Option<&'static DeviceMemory>,
@@ -71,8 +71,8 @@ fn nodes_of(graph: Graph) -> Vec<GraphNode> {
     nodes
 }
 
-/// Bytes that the address ranges cover together. Allocations of a graph that do not live at the same time may
-/// share addresses ("Address Reuse within a Graph", CUDA programming guide).
+/// Bytes that the address ranges cover together. Allocations of a graph with disjoint lifetimes may share addresses
+/// ("Address Reuse within a Graph", CUDA programming guide).
 fn footprint(mut ranges: Vec<(u64, u64)>) -> u64 {
     ranges.sort_unstable();
     let (mut covered, mut end) = (0_u64, 0_u64);

@@ -1,13 +1,12 @@
-//! Memory taken by the allocation nodes of graphs.
+//! Memory of graphs' allocation nodes (`cuGraphAddMemAllocNode`).
 //!
-//! The driver gives such a node an address when it is added to a graph. It backs the address with memory when
-//! the executable graph is instantiated, uploaded or launched. The memory comes from one pool for each
-//! device, which keeps what graphs have freed until it is trimmed. The charge is what the pool has reserved
-//! (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`). What a launch may add is reserved before it
-//! ([`graph_launch`](super::graph_launch)). Afterwards the charge is set to the driver's own figure.
+//! The driver assigns a node's address when the node is added, and backs it with memory when the executable graph is
+//! instantiated, uploaded or launched. The memory comes from one pool per device, which keeps what graphs have freed
+//! until it is trimmed. The charge is the pool's `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`. Before a launch,
+//! [`graph_launch`](super::graph_launch) reserves the most that it may add.
 //!
-//! Executable graphs that do not run at the same time may share memory. So a launch adds at most its own
-//! allocations, and at most what all launched graphs would have if they shared nothing.
+//! Executable graphs that do not run at the same time may share memory. So a launch adds at most its own allocations,
+//! and at most what all launched graphs would have if they shared nothing.
 
 use super::device::DeviceMemory;
 use super::graph_nodes::Need;
@@ -23,10 +22,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An executable graph with allocation nodes on a device that has a ledger.
 pub(super) struct Executable {
-    /// The context that it ends with.
+    /// The context at whose end the executable graph ends.
     pub(super) context: usize,
     pub(super) needs: Vec<Need>,
-    /// Whether its allocations may be backed by memory.
+    /// Whether memory may back its allocations.
     pub(super) launched: bool,
 }
 
@@ -34,11 +33,11 @@ pub(super) struct Executable {
 struct GraphPool {
     device: &'static DeviceMemory,
     charged: u64,
-    /// The number of the question that gave `charged`. The answer to an older question must not replace it.
+    /// Number of the query that gave `charged`; the answer to an older query must not replace it.
     asked: u64,
-    /// What destroyed executable graphs may have left allocated.
+    /// Bytes that destroyed executable graphs may have left allocated.
     left_behind: u64,
-    /// Launches under way that count on the pool's memory.
+    /// Launches in progress that count on the pool's memory.
     launches: u32,
 }
 
@@ -60,7 +59,7 @@ impl Known {
         }
     }
 
-    /// The most that the pool may grow when an executable graph gets its memory.
+    /// The most bytes by which the pool may grow when an executable graph gets its memory.
     fn growth(&self, exec: usize, need: &Need) -> u64 {
         let others = self.executables.iter().filter(|&(&other, of)| of.launched && other != exec);
         let of_others = others
@@ -74,12 +73,12 @@ impl Known {
     }
 }
 
-/// Rounds up to the size by which pools grow.
+/// Rounds up to whole chunks of a pool.
 fn grains(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(holes::CHUNK).unwrap_or(u64::MAX)
 }
 
-/// A pool's figure in bytes.
+/// Reads a `CU_GRAPH_MEM_ATTR_*` of the device's graph pool, in bytes.
 fn attribute(ordinal: cuda::Device, attribute: u32) -> Option<u64> {
     let mut value = 0_u64;
     undisturbing(|| driver_calls::graph_mem_attribute(ordinal, attribute, (&raw mut value).cast()))
@@ -87,24 +86,24 @@ fn attribute(ordinal: cuda::Device, attribute: u32) -> Option<u64> {
         .then_some(value)
 }
 
-/// What a pool has reserved, and how much of that is in use.
+/// Bytes that the device's graph pool has reserved, and how many of them are in use.
 fn figures(ordinal: cuda::Device) -> Option<(u64, u64)> {
     attribute(ordinal, GRAPH_RESERVED_CURRENT).zip(attribute(ordinal, GRAPH_USED_CURRENT))
 }
 
-/// Whether a pool has enough unused memory, in whole grains, for an executable graph.
+/// Whether the graph pool has enough unused memory, in whole chunks, for an executable graph.
 pub(super) fn has_idle(need: &Need) -> bool {
     let idle = figures(need.ordinal).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
     idle >= grains(need.bytes)
 }
 
-/// The executable graphs that allocate, and their pools.
+/// The executable graphs with allocation nodes, and the devices' graph pools.
 #[derive(Default)]
 pub(crate) struct Graphs {
     known: Mutex<Known>,
-    /// How many executable graphs there are.
+    /// Length of `Known::executables`, readable without the lock.
     executables: AtomicUsize,
-    /// Counts the questions to the driver, from one.
+    /// Number of queries to the driver so far.
     questions: AtomicU64,
 }
 
@@ -113,19 +112,19 @@ impl Graphs {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no executable graph allocates.
+    /// Whether no executable graph has allocation nodes.
     pub(super) fn is_empty(&self) -> bool {
         self.executables.load(Ordering::Relaxed) == 0
     }
 
-    /// An executable graph has been made.
+    /// Records an executable graph.
     pub(super) fn insert(&self, exec: usize, executable: Executable) {
         let mut known = self.known();
         known.executables.insert(exec, executable);
         self.count(&known);
     }
 
-    /// An executable graph has been destroyed.
+    /// Forgets an executable graph.
     pub(super) fn remove(&self, exec: usize) {
         let mut known = self.known();
         known.executables.remove(&exec);
@@ -136,17 +135,17 @@ impl Graphs {
         self.executables.store(known.executables.len(), Ordering::Relaxed);
     }
 
-    /// What an executable graph allocates; `None` if it is unknown.
+    /// The needs of an executable graph; `None` if it has no allocation nodes.
     pub(super) fn needs(&self, exec: usize) -> Option<Vec<Need>> {
         self.known().executables.get(&exec).map(|of| of.needs.clone())
     }
 
-    /// The charge of the pool that an executable graph allocates from.
+    /// The charge, in bytes, of the pool from which an executable graph allocates.
     pub(super) fn charged(&self, need: &Need) -> u64 {
         self.known().pools.get(&need.ordinal).map_or(0, |of| of.charged)
     }
 
-    /// Registers a device's pool, and returns by how much it may grow for a graph that is not registered yet.
+    /// Registers a device's pool; returns by how many bytes it may grow for a graph that is not registered yet.
     pub(super) fn open_pool(&self, need: &Need) -> u64 {
         let mut known = self.known();
         let fresh =
@@ -155,11 +154,11 @@ impl Graphs {
         known.growth(0, need)
     }
 
-    /// A launch begins. Returns the most by which the pool may grow, and whether this is the only launch.
+    /// Counts a launch. Returns the most bytes by which the pool may grow, and whether no other launch is in progress.
     pub(super) fn begin(&self, exec: usize, need: &Need) -> (u64, bool) {
         let mut known = self.known();
         let growth = known.growth(exec, need);
-        // From here on other launches count this graph.
+        // From here on, other launches take this graph into account.
         if let Some(executable) = known.executables.get_mut(&exec) {
             executable.launched = true;
         }
@@ -168,15 +167,15 @@ impl Graphs {
         (growth, pool.launches == 1)
     }
 
-    /// A launch that began is over, or was not made.
+    /// Ends the count of a launch that is over, or was not made.
     pub(super) fn end(&self, need: &Need) {
         if let Some(pool) = self.known().pools.get_mut(&need.ordinal) {
             pool.launches = pool.launches.saturating_sub(1);
         }
     }
 
-    /// Asks the driver how much a device's pool has reserved, and sets its charge to that. Gives back the
-    /// reservation of a call that was just made.
+    /// Sets the charge of a device's graph pool to the driver's figure, and releases the reservation of the call just
+    /// made.
     pub(super) fn settle(&self, ordinal: cuda::Device, in_flight: Option<Reservation>) {
         let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let figures = figures(ordinal);
@@ -187,7 +186,7 @@ impl Graphs {
         let Some(mut opened) = ledger.open() else { return };
         let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut opened));
         if let Some((reserved, used)) = figures.filter(|_| asked > pool.asked) {
-            // What is in use has memory, or is about to get it.
+            // Bytes in use have memory, or are about to get it.
             let holds = reserved.max(used);
             released = released.and(opened.release(slot, MemoryKind::Graph, pool.charged));
             opened.charge(slot, MemoryKind::Graph, holds);
@@ -200,7 +199,7 @@ impl Graphs {
         ledger.say_if_damaged(released);
     }
 
-    /// Brings the charge of a device's pool up to date; `trim`: the pool gives back unused memory first.
+    /// Updates the charge of a device's graph pool; `trim`: after the pool has given back unused memory.
     pub(super) fn refresh(&self, device: &DeviceMemory, trim: bool) {
         let ordinals: Vec<cuda::Device> = {
             let known = self.known();
@@ -222,12 +221,12 @@ impl Graphs {
         result
     }
 
-    /// Runs `cuGraphExecDestroy`. Memory that the graph has left allocated stays allocated.
+    /// Runs `cuGraphExecDestroy`. Memory that the graph did not free stays allocated.
     pub(crate) fn destroy(&self, exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResult {
         if self.is_empty() {
             return call();
         }
-        // Forgotten before the call: another thread may get the same handle.
+        // Forget the graph before the call: another thread may get the same handle.
         let exec = exec as usize;
         let taken = {
             let mut known = self.known();
@@ -250,7 +249,7 @@ impl Graphs {
         result
     }
 
-    /// A context has ended, and with it the executable graphs made in it.
+    /// Forgets the executable graphs of a context that has ended.
     pub(super) fn context_ended(&self, device: &DeviceMemory, context: usize) {
         {
             let mut known = self.known();

@@ -1,45 +1,46 @@
-//! Headroom: part of the limit that allocations leave free for code.
+//! Headroom: the part of the limit that allocations leave free for code. The reconciler and image loads keep it up to
+//! date.
 //!
-//! The driver places code on the device when a kernel is first used. That can be long after it was given the
-//! image, and no call says how much memory it takes. If allocations have used up the limit by then, the
-//! session exceeds it. So the bytes of images are counted, and as much is kept free as may yet be placed.
-//! What the driver takes (kind `driver`, as NVML shows it) uses the headroom up.
+//! The driver places code on the device when a kernel is first used, possibly long after it was given the image, and
+//! no call tells how much memory that takes. If allocations have used up the limit by then, the session exceeds it.
+//! So the bytes of images are counted, and as much is kept free as may yet be placed. Memory that the driver takes
+//! (kind `driver`, as NVML shows it) uses up the headroom.
 //!
-//! An image counts with all of its architectures, though at most one will be placed. The rest stands for
-//! images to come: programs tend to load those when their memory is full. The headroom is a small part of the
-//! limit all the same, and the processes of a session share it.
+//! An image counts with all its architectures, though at most one of them will be placed. The surplus is for later
+//! images, which programs tend to load when their memory is full. The headroom is a small part of the limit all the
+//! same, and the processes of a session share it.
 
 use super::device::DeviceMemory;
 use core::sync::atomic::Ordering::Relaxed;
 use session::layout::{MemoryKind, NO_LIMIT, PageLayout};
 use session::ledger::Ledger;
 
-/// The driver takes memory for code in pages of this size. A program with less code needs no headroom: it fits
-/// into what a context takes anyway.
+/// The driver takes memory for code in pages of this many bytes. A program with less code needs no headroom: the code
+/// fits into what its context takes anyway.
 const PAGE: u64 = 2 << 20;
-/// At most this part of a limit is kept free, and at most this many bytes.
+/// The headroom is at most 1/32 of the limit, and at most this many bytes.
 const PART: u64 = 32;
 const MOST: u64 = 128 << 20;
-/// A program with more than a page of code always has this part of that maximum. What code and the driver's
-/// own tables need changes with every allocation and launch.
+/// A program with more than a page of code always has a quarter of that maximum, because the needs of code and of the
+/// driver's own tables change with every allocation and launch.
 const LEAST_PART: u64 = 4;
 
-/// The driver has been given images of `bytes` bytes for a device.
+/// Counts images of `bytes` bytes that the driver has been given for a device.
 pub(super) fn given(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(bytes)));
 }
 
-/// The driver has dropped images of `bytes` bytes.
+/// Uncounts images of `bytes` bytes that the driver has dropped.
 pub(super) fn dropped(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_sub(bytes)));
 }
 
-/// Bytes of the images that may yet be placed, when the driver has taken `driver` bytes.
+/// Bytes of images that may yet be placed if the driver has taken `driver` bytes.
 pub(super) fn unplaced(device: &DeviceMemory, driver: u64) -> u64 {
     device.images.load(Relaxed).saturating_sub(driver)
 }
 
-/// Keeps as much free as is wanted, or as there is; `false`: there is less than wanted.
+/// Reserves the wanted headroom, or as much of it as fits; returns whether it fits.
 pub(super) fn fill(device: &DeviceMemory) -> bool {
     let wanted = Wanted::by(device);
     let Some(mut opened) = device.ledger.open() else { return true };
@@ -49,14 +50,14 @@ pub(super) fn fill(device: &DeviceMemory) -> bool {
     opened.has(slot, MemoryKind::Headroom) == wanted.bytes(opened.real_limit(), driver)
 }
 
-/// Headroom lent to an allocation that needs it only in the worst case.
+/// Headroom lent to an allocation that needs the bytes only in the worst case.
 pub(super) struct Lent {
     device: &'static DeviceMemory,
     /// The headroom before it was lent.
     kept: u64,
 }
 
-/// Lends bytes of the headroom, in the open ledger; `None`: the headroom is smaller.
+/// Lends `bytes` of the headroom, in the open ledger; `None` if the headroom is smaller.
 pub(super) fn lend(
     device: &'static DeviceMemory,
     slot: usize,
@@ -99,7 +100,7 @@ impl Wanted {
         Self { given, processes }
     }
 
-    /// Headroom under a limit when the driver has taken `driver` bytes.
+    /// The wanted headroom in bytes under `limit`, if the driver has taken `driver` bytes.
     fn bytes(&self, limit: u64, driver: u64) -> u64 {
         if self.given < PAGE || limit == NO_LIMIT {
             return 0;
@@ -109,8 +110,8 @@ impl Wanted {
         wanted - wanted % PAGE
     }
 
-    /// Writes what the driver has taken for a process, and the headroom that is left then. `tried`: bytes of
-    /// an allocation that is about to be made. `true`: that allocation fits as well.
+    /// Writes the bytes that the driver has taken for a process, and the headroom that still fits. Returns whether
+    /// everything fits, including an allocation of `tried` bytes that is about to be made.
     pub(super) fn write(
         &self,
         opened: &mut Ledger<'_>,
@@ -130,7 +131,7 @@ impl Wanted {
             left.min(real.saturating_sub(on_device.saturating_sub(tried)))
         };
         let keep = wanted.min(room(0));
-        // Headroom is reduced first: no process may see more in use than the limit.
+        // Reduce headroom first: no process may see more in use than the limit.
         if keep < kept {
             opened.set(slot, MemoryKind::Headroom, keep);
         }
@@ -144,7 +145,7 @@ impl Wanted {
     }
 }
 
-/// How many processes a session has.
+/// Number of a session's processes.
 fn processes(page: &PageLayout) -> u64 {
     let seated = page.slots.iter().take(page.high_water.load(Relaxed) as usize);
     seated.filter(|slot| slot.pid.load(Relaxed) != 0).count() as u64
@@ -171,7 +172,7 @@ mod tests {
     fn room_is_kept_for_what_is_not_placed() {
         assert_eq!(wanted(100, 1, 4096, 0), 100);
         assert_eq!(wanted(100, 1, 4096, 31), 68);
-        // Always some.
+        // A quarter is always kept.
         assert_eq!(wanted(100, 1, 4096, 652), 32);
         assert_eq!(wanted(3, 1, 4096, 0), 32);
     }

@@ -1,25 +1,25 @@
-//! The free ranges between a pool's allocations, as far as this process knows them.
+//! The free address ranges between a pool's allocations, as far as this process knows them. [`pools`](super::pools)
+//! uses them to tell whether an allocation makes the pool grow.
 //!
-//! A pool may have enough unused bytes that do not lie together. Then it takes more from the device. Bytes
-//! that were one allocation lie together. So do neighbours within one chunk that the pool took at once. The
-//! driver does not say where chunks begin, only how large they are; they are assumed to begin at multiples of
-//! their size.
+//! A pool grows even with enough unused bytes if they are not contiguous. The bytes of one former allocation are
+//! contiguous, and so are neighbouring ranges within one chunk of the pool. The driver does not say where chunks begin;
+//! they are assumed to begin at multiples of their size.
 
 use std::collections::BTreeMap;
 
-/// The size by which pools grow, on current drivers. A pool that takes more is noticed afterwards.
+/// The step, in bytes, by which pools grow on current drivers. Growth beyond the estimate is noticed afterwards.
 pub(super) const CHUNK: u64 = 32 << 20;
 
-/// Allocations of this size and more begin at multiples of [`PAGE`].
+/// Allocations of at least this many bytes begin at multiples of [`PAGE`].
 const LARGE: u64 = 1 << 20;
 const PAGE: u64 = 2 << 20;
 
-/// Ranges of addresses: where each begins, and its bytes.
+/// Free ranges: bytes by start address.
 #[derive(Default, Debug)]
 pub(super) struct Holes(BTreeMap<u64, u64>);
 
 impl Holes {
-    /// An allocation has been freed.
+    /// Adds the range of a freed allocation, and joins it with its neighbours within a chunk.
     pub(super) fn add(&mut self, start: u64, bytes: u64) {
         let (mut low, mut high) = (start, start.saturating_add(bytes));
         let joined = |low: u64, at: u64, high: u64| {
@@ -42,7 +42,7 @@ impl Holes {
         self.0.insert(low, high - low);
     }
 
-    /// Something is allocated in this range now.
+    /// Removes a range that has been allocated.
     pub(super) fn cut(&mut self, start: u64, bytes: u64) {
         let end = start.saturating_add(bytes);
         let over =
@@ -60,7 +60,7 @@ impl Holes {
         }
     }
 
-    /// Takes out the smallest range that fits an allocation of `bytes`.
+    /// Removes and returns the smallest range (start, bytes) that fits an allocation of `bytes`.
     pub(super) fn take(&mut self, bytes: u64) -> Option<(u64, u64)> {
         let grain = if bytes < LARGE { 1 } else { PAGE };
         let fits = |&(start, has): &(u64, u64)| {
@@ -73,21 +73,21 @@ impl Holes {
         Some(found)
     }
 
-    /// Bytes of all ranges.
+    /// The sum of all ranges in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
-    /// The pool has given back chunks without allocations. What is left lies beside something `live`.
+    /// Drops the ranges of chunks without an allocation in `live`: the pool has given those chunks back.
     pub(super) fn trim(&mut self, live: &BTreeMap<u64, u64>) {
         let chunk = |at: u64| at - at % CHUNK;
         let mut kept = Self::default();
         let mut last = None;
         for (&start, &bytes) in live {
-            // The pool's range may end earlier: its size was rounded up.
+            // The allocation may end earlier, because its size was rounded up.
             let rounding = if bytes < LARGE { 0 } else { PAGE - 1 };
             let end = start.saturating_add(bytes.saturating_sub(rounding).max(1));
-            // Only at its beginning and its end can there be free bytes beside it.
+            // Free bytes can adjoin an allocation only in its first and last chunk.
             for low in [chunk(start), chunk(end - 1)] {
                 if last.is_none_or(|last| low > last) {
                     last = Some(low);
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(list(&holes(&[(0, 4), (8, 4), (4, 4)])), [(0, 12)]);
         assert_eq!(list(&holes(&[(28, 4), (32, 4)])), [(28, 4), (32, 4)]);
         assert_eq!(list(&holes(&[(0, 64), (64, 8)])), [(0, 64), (64, 8)]);
-        // Bytes allocated at once are known to lie together.
+        // Bytes allocated at once are contiguous.
         assert_eq!(holes(&[(0, 320)]).take(320 * MIB), Some((BASE, 320 * MIB)));
     }
 

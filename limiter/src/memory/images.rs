@@ -1,4 +1,4 @@
-//! The images of code given to the driver, by the handles that unload them.
+//! The code images given to the driver, by the module or library handle that unloads them.
 
 use super::device::DeviceMemory;
 use super::headroom::{dropped, fill, given};
@@ -8,15 +8,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An image that was given to the driver.
 struct Image {
     device: &'static DeviceMemory,
-    /// The context that it ends with; zero for libraries, which have none.
+    /// The context with which the image ends; 0 for libraries, which outlive contexts.
     context: usize,
     bytes: u64,
 }
 
-/// By module or library.
+/// Images by handle of their module or library.
 #[derive(Default)]
 pub(crate) struct Images(Mutex<HashMap<usize, Image>>);
 
@@ -34,8 +33,8 @@ impl Images {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that gives the driver an image of `bytes` bytes; `handle` is read after success.
-    /// `make_room` makes pools give back unused memory, so that the code fits.
+    /// Runs a call that gives the driver an image of `bytes` bytes; `handle` is evaluated after success. `make_room`
+    /// makes pools give back unused memory if the code does not fit.
     pub(super) fn load(
         &self,
         device: &'static DeviceMemory,
@@ -54,7 +53,7 @@ impl Images {
         let context =
             if loaded_as == Loaded::Library { 0 } else { driver_calls::current_context() };
         if result.is_ok() {
-            // If another image had this handle, it is gone.
+            // Another image with this handle is gone.
             let gone = self.images().insert(handle(), Image { device, context, bytes });
             if let Some(gone) = gone {
                 dropped(gone.device, gone.bytes);
@@ -68,7 +67,7 @@ impl Images {
 
     /// Runs a call that unloads a module or a library.
     pub(crate) fn unload(&self, handle: usize, call: impl FnOnce() -> CuResult) -> CuResult {
-        // Forgotten before the call: another thread may get the same handle.
+        // Forget the image before the call: another thread may get the same handle.
         let image = self.images().remove(&handle);
         let result = call();
         match image {
@@ -87,7 +86,7 @@ impl Images {
         result
     }
 
-    /// A context has ended, and its modules with it.
+    /// Forgets the modules of a context that has ended.
     pub(super) fn context_ended(&self, device: &DeviceMemory, context: usize) {
         self.images().retain(|_, image| {
             let stays = image.context == 0 || image.context != context;

@@ -1,14 +1,14 @@
-//! Marks: locks that tell who else refers to exported memory.
+//! Marks: file locks that tell whether another process refers to exported memory.
 //!
-//! Exported memory lives until no process has a descriptor, a handle or a mapping of it any more, and no call
-//! says when that is. But the kernel drops a lock of an open file description with its last descriptor, in
-//! whatever process that is. So a mark is a range of bytes of a file, and all that refer to the memory keep its
-//! first byte locked together: each exported descriptor, and each process with a handle or mapping, by a
-//! description of its own. The process that is charged for the memory keeps another byte locked alone. When that
-//! process has ended, one of the importers gets this byte, and is charged from then on.
+//! Exported memory lives until no process has a descriptor, a handle or a mapping of it, and no driver call tells when
+//! that is. But the kernel drops a lock of an open file description with its last descriptor, in whatever process. So
+//! a mark is a range of bytes of a file. Everything that refers to the memory holds a shared lock on the range's first
+//! byte: each exported descriptor, and each process with a handle or mapping, through an open file description of its
+//! own. The process that is charged for the memory holds another byte exclusively. When that process has ended, one of
+//! the importers takes over this byte and is charged from then on.
 //!
-//! The file is the one that the descriptors are of (`/dev/nvidiactl`), or `/dev/null` for IPC handles, which come
-//! without a descriptor.
+//! The file is `/dev/nvidiactl`, of which the exported descriptors are, or `/dev/null` for IPC handles, which have no
+//! descriptor.
 
 use core::ffi::c_int;
 use core::hash::{BuildHasher, Hasher};
@@ -19,31 +19,31 @@ use rustix::fs::{Mode, OFlags};
 use std::hash::RandomState;
 use std::os::fd::{IntoRawFd, RawFd};
 
-/// Marks begin at multiples of `1 << SPACING`, from `FIRST` to twice that.
+/// Marks begin at multiples of `1 << SPACING`, from `FIRST` up to twice `FIRST`.
 const FIRST: u64 = 1 << 60;
 const SPACING: u32 = 20;
-/// Added to the beginning of a mark: the byte of the process that is charged.
+/// Added to a mark's start: the byte that the charged process holds.
 const PAYER: u64 = 1 << 62;
-/// A mark is as many bytes long as the memory has pages of this size.
+/// A mark covers one byte per page of this many bytes of the memory.
 const PAGE: u64 = 2 << 20;
 
-/// The least number of a descriptor, if there may be as many.
+/// Lowest descriptor number for the marks' files, if the process's limit permits.
 const HIGH: RawFd = 992;
 
-/// A mark.
+/// A range of bytes of a file, which stands for one piece of exported memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// A descriptor of this process's own.
+    /// This process's own descriptor of the file.
     file: RawFd,
     start: u64,
     length: u64,
 }
 
-/// This process's own descriptions of the files with marks. A static, because a forked child has to close them:
-/// the parent's locks would not end with the parent.
+/// This process's own descriptors of the files with marks. Static, because a forked child has to close them: otherwise
+/// the parent's locks would survive the parent.
 static FILES: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
 
-/// In a forked child.
+/// Closes the inherited descriptors in a forked child.
 pub(crate) fn after_fork() {
     for file in &FILES {
         let file = file.swap(-1, Relaxed);
@@ -54,7 +54,7 @@ pub(crate) fn after_fork() {
     }
 }
 
-/// This process's own description of a file. One thread at a time may call this.
+/// This process's own descriptor of the file `path`. Must not be called by two threads at once.
 fn own(path: &str) -> Option<RawFd> {
     let wanted = rustix::fs::stat(path).ok()?;
     let is_same = |file: RawFd| {
@@ -70,13 +70,13 @@ fn own(path: &str) -> Option<RawFd> {
     }
     let free = FILES.iter().find(|file| file.load(Relaxed) < 0)?;
     let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    // Out of the way of the program's, as those of the session are.
+    // Keep low numbers for the program.
     let file = rustix::io::fcntl_dupfd_cloexec(&file, HIGH).unwrap_or(file);
     free.store(file.into_raw_fd(), Relaxed);
     Some(free.load(Relaxed))
 }
 
-/// Sets or queries a lock; returns the kind of lock found. `None`: the system refuses.
+/// Sets or queries a lock; returns the kind of lock found, or `None` if the system refuses.
 fn lock(file: RawFd, command: c_int, kind: c_int, start: u64, length: u64) -> Option<c_int> {
     // SAFETY: plain integers; all zeroes are valid.
     let mut lock: libc::flock = unsafe { mem::zeroed() };
@@ -89,7 +89,7 @@ fn lock(file: RawFd, command: c_int, kind: c_int, start: u64, length: u64) -> Op
 }
 
 impl Mark {
-    /// Memory without a mark, which is therefore charged until the process ends.
+    /// The mark of memory that cannot be marked, and is charged until the process ends.
     pub(super) const NONE: Self = Self { file: -1, start: 0, length: 0 };
 
     fn new(file: RawFd, number: u64, bytes: u64) -> Self {
@@ -97,8 +97,7 @@ impl Mark {
         Self { file, start, length: (bytes / PAGE).clamp(1, (1 << SPACING) - 1) }
     }
 
-    /// Marks a descriptor of memory that this process exports, with the mark that the memory has already or
-    /// with a new one.
+    /// Marks a descriptor of memory that this process exports, with the memory's present mark or a new one.
     pub(super) fn put(descriptor: RawFd, old: Option<Self>, bytes: u64) -> Option<Self> {
         let file = own(&format!("/proc/self/fd/{descriptor}"))?;
         let random = || RandomState::new().build_hasher().finish();
@@ -109,7 +108,7 @@ impl Mark {
         (is_marked && (old.is_some() || mark.is_paid_here())).then_some(mark)
     }
 
-    /// The mark of a descriptor.
+    /// Reads the mark of a descriptor.
     pub(super) fn of(descriptor: RawFd) -> Option<Self> {
         let locks = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
         let mut ranges =
@@ -123,7 +122,7 @@ impl Mark {
         Some(Self { file, start, length })
     }
 
-    /// The mark of an IPC handle.
+    /// The mark of a `CUipcMemHandle`, derived from its bytes.
     pub(super) fn of_ipc(handle: &[u8; 64]) -> Option<Self> {
         let number = handle.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, &byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -131,17 +130,17 @@ impl Mark {
         Some(Self::new(own("/dev/null")?, number ^ number >> 40, 0))
     }
 
-    /// Bytes of the memory, as its exporter has said.
+    /// Size of the memory in bytes, as its exporter has recorded it.
     pub(super) fn bytes(self) -> u64 {
         self.length * PAGE
     }
 
-    /// This process refers to the memory.
+    /// Records that this process refers to the memory; returns whether the lock was set.
     pub(super) fn refer(self) -> bool {
         lock(self.file, libc::F_OFD_SETLK, libc::F_RDLCK, self.start, 1).is_some()
     }
 
-    /// This process does not refer to the memory any more.
+    /// Records that this process no longer refers to the memory.
     pub(super) fn leave(self) {
         let _ = lock(self.file, libc::F_OFD_SETLK, libc::F_UNLCK, self.start, 1);
     }
@@ -157,13 +156,13 @@ impl Mark {
             != Some(libc::F_UNLCK)
     }
 
-    /// From now on this process is charged for the memory, and refers to it; `false`: another process is.
+    /// Takes over the charge of the memory and refers to it; `false` if another process is charged.
     pub(super) fn is_paid_here(self) -> bool {
         let pays = lock(self.file, libc::F_OFD_SETLK, libc::F_WRLCK, self.start | PAYER, 1);
         pays.is_some() && self.refer()
     }
 
-    /// This process has nothing to do with the memory any more.
+    /// Drops this process's reference and charge.
     pub(super) fn end(self) {
         self.leave();
         let _ = lock(self.file, libc::F_OFD_SETLK, libc::F_UNLCK, self.start | PAYER, 1);
@@ -190,7 +189,7 @@ mod tests {
         assert!(mark.is_held());
         drop(copy);
         assert!(!mark.is_held() && !mark.is_paid_elsewhere());
-        // Descriptors without one, and what is no descriptor.
+        // Unmarked descriptors, and a number that is no descriptor.
         assert!(Mark::of(open().as_raw_fd()).is_none() && Mark::of(-1).is_none());
         assert!(Mark::NONE.is_held());
     }

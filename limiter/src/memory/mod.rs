@@ -1,17 +1,17 @@
-//! Device memory: reserve, call, commit; and a record of what was taken, so that it can be given back.
+//! Device memory limits. The hooks call [`Memory`], which reserves bytes in the session's ledger, runs the driver call,
+//! and records what was allocated, so that a later free can release it.
 //!
 //! Each layer uses only those below it:
 //!
-//! * [`Memory`]: the whole, as the hooks use it
-//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `overcommit`: calls that
-//!   take memory and calls that give it back; `reconciler`: the thread for changes that no call reports
-//! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: what the driver has taken
-//!   by itself; `clearance`: which allocations need no check
+//! * [`Memory`]: the interface for the hooks
+//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `overcommit`: calls that allocate and
+//!   free; `reconciler`: the thread that charges changes which no call reports
+//! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: memory that the driver has taken by
+//!   itself; `clearance`: allocations that need no check
 //! * `holdings` (`pools`, `graphs`, `physical`): memory that is not one allocation with one handle
-//! * `reservation`, `headroom`, `refusal`, `seen`: one device's bytes in the session's ledger, and NVML's
-//!   view of them
+//! * `reservation`, `headroom`, `refusal`, `seen`: one device's bytes in the session's ledger and in NVML
 //! * `device` (`tracker`, `contexts`, `changes`, `bell`): the state of one device
-//! * `size`, `holes`, `tiles`, `pieces`, `marks`, `graph_nodes`: sizes, address ranges, and who else refers to them
+//! * `size`, `holes`, `tiles`, `pieces`, `marks`, `graph_nodes`: sizes, address ranges, and other processes' references
 
 mod allocate;
 mod bell;
@@ -69,7 +69,7 @@ use reconciler::{Charge, Started};
 use reserve::Reserve;
 use session::layout::{MemoryKind, NO_LIMIT};
 
-/// What this process knows of the memory of all devices.
+/// This process's record of the memory of all devices.
 pub(crate) struct Memory {
     shared: Shared,
     devices: Devices,
@@ -91,18 +91,18 @@ impl Memory {
         }
     }
 
-    /// A call that allocates or frees begins; it is over when the result is dropped.
+    /// Counts an allocating or freeing call until the guard is dropped.
     #[inline]
     pub(crate) fn changes(&self) -> Changing<'_> {
         self.shared.changes.begin()
     }
 
-    /// The memory of a device that has a ledger from now on.
+    /// Creates the record of a device that has just got a ledger.
     pub(crate) fn device(&'static self, ledger: &'static DeviceLedger) -> DeviceMemory {
         DeviceMemory::new(ledger, &self.shared)
     }
 
-    /// Adds a device that is in use. One thread at a time may call this.
+    /// Adds a device that is in use. Must not be called by two threads at once.
     pub(crate) fn add(&self, device: &'static DeviceMemory) {
         self.devices.push(device);
     }
@@ -123,7 +123,7 @@ impl Memory {
         &self.images
     }
 
-    /// Runs an allocating call of the driver: see [`allocate::allocate`].
+    /// See [`allocate::allocate`].
     pub(crate) fn allocate(
         &self,
         device: &'static DeviceMemory,
@@ -135,8 +135,7 @@ impl Memory {
         allocate::allocate(&self.reserve, device, kind, bytes, call, handle)
     }
 
-    /// Runs an allocating call of linear memory, which may be placed on the host: see
-    /// [`allocate::allocate_anywhere`].
+    /// See [`allocate::allocate_anywhere`].
     pub(crate) fn allocate_anywhere(
         &self,
         device: &'static DeviceMemory,
@@ -149,7 +148,7 @@ impl Memory {
         allocate::allocate_anywhere(reserve, placed, device, bytes, call, on_host, address)
     }
 
-    /// Runs an allocating call from a pool: see [`pool_allocation::allocate`].
+    /// See [`pool_allocation::allocate`].
     pub(crate) fn allocate_from_pool(
         &self,
         device: &'static DeviceMemory,
@@ -162,8 +161,7 @@ impl Memory {
         pool_allocation::allocate(&self.reserve, device, of, bytes, call, address, undo)
     }
 
-    /// Runs a call that places on the host memory that does not fit on the device: see
-    /// [`allocate::place_on_host`].
+    /// See [`allocate::place_on_host`].
     pub(crate) fn place_on_host(
         &self,
         device: &'static DeviceMemory,
@@ -174,7 +172,7 @@ impl Memory {
         allocate::place_on_host(&self.placed, device, bytes, call, address)
     }
 
-    /// Runs `cuMemCreate`: see [`allocate::create_physical`].
+    /// See [`allocate::create_physical`].
     pub(crate) fn create_physical(
         &self,
         device: &'static DeviceMemory,
@@ -185,7 +183,7 @@ impl Memory {
         allocate::create_physical(&self.reserve, device, bytes, call, handle)
     }
 
-    /// Runs `cuImportExternalMemory`: see [`allocate::import_external`].
+    /// See [`allocate::import_external`].
     pub(crate) fn import_external(
         &self,
         device: &'static DeviceMemory,
@@ -196,12 +194,12 @@ impl Memory {
         allocate::import_external(&self.reserve, device, bytes, call, handle)
     }
 
-    /// Runs a freeing call of the driver: see [`allocate::free`].
+    /// See [`allocate::free`].
     pub(crate) fn free(&self, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
         allocate::free(&self.devices, &self.reserve.holdings, handle, call)
     }
 
-    /// The program has an IPC handle of memory that an address is in.
+    /// Tracks the memory around `address` by the mark of the IPC handle that the program has got for it.
     pub(crate) fn ipc_exported(&self, address: DevicePtr, handle: &[u8; 64]) {
         let (mut base, mut bytes) = (0, 0);
         if !driver_calls::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok() {
@@ -218,18 +216,17 @@ impl Memory {
         self.physical().ipc_exported(taken, freed_by, handle);
     }
 
-    /// Frees memory that was placed on the host, in the order of a stream; `None`: the address is not such
-    /// memory.
+    /// Frees memory on the host in stream order; `None` if the address is not such memory.
     pub(crate) fn free_host_placed(&self, address: DevicePtr, stream: Stream) -> Option<CuResult> {
         self.placed.free_async(&self.devices, address, stream)
     }
 
-    /// Whether an address is in memory that was placed on the host.
+    /// Whether an address is in managed memory that was placed on the host.
     pub(crate) fn is_on_host(&self, address: DevicePtr) -> bool {
         self.placed.is_on_host(&self.devices, address)
     }
 
-    /// Runs a call that makes an executable graph: see [`graph_launch::instantiate`].
+    /// See [`graph_launch::instantiate`].
     pub(crate) fn instantiate(
         &self,
         graph: Graph,
@@ -240,7 +237,7 @@ impl Memory {
         graph_launch::instantiate(&self.reserve, graph, limited, exec, call)
     }
 
-    /// Runs a call that may give an executable graph its memory.
+    /// See [`graph_launch::launch`].
     pub(crate) fn launch_graph(
         &self,
         exec: GraphExec,
@@ -249,7 +246,7 @@ impl Memory {
         graph_launch::launch(&self.reserve, exec, call)
     }
 
-    /// Runs a call that gives the driver an image: see [`Images::load`].
+    /// See [`Images::load`].
     pub(crate) fn load(
         &self,
         device: &'static DeviceMemory,
@@ -261,7 +258,8 @@ impl Memory {
         self.images.load(device, image, make_room, call, handle)
     }
 
-    /// The driver may have taken memory of the current device. Does nothing if that device has no ledger.
+    /// Reacts to a call that may have made the driver take memory of the current device by itself. Does nothing for a
+    /// device without a ledger.
     pub(crate) fn driver_may_have_taken(&self, current: Option<&'static DeviceMemory>, much: Much) {
         if let Some(device) = current {
             self.reserve.driver_may_have_taken(device, much);
@@ -269,12 +267,12 @@ impl Memory {
         self.ring();
     }
 
-    /// Makes the reconciler check soon.
+    /// Requests a reconciliation soon.
     pub(crate) fn ring(&self) {
         self.shared.bell.ring();
     }
 
-    /// Starts the reconciler, unless it runs.
+    /// Starts the reconciler thread unless it is running.
     pub(crate) fn start_reconciler(&'static self, guard: &'static ExitGuard) {
         let charge = Charge {
             bell: &self.shared.bell,
@@ -286,13 +284,13 @@ impl Memory {
         self.reconciler.start(guard, charge);
     }
 
-    /// Must be called before [`Contexts::change`](contexts::Contexts::change). Loading a library under that
-    /// lock could deadlock: another thread may hold the loader's lock and wait for this one.
+    /// Must be called before [`Contexts::change`](contexts::Contexts::change). Loading a library under that lock could
+    /// deadlock: another thread may hold the loader's lock and wait for this one.
     pub(crate) fn prepare_for_contexts(&self) {
         driver_calls::nvml::load();
     }
 
-    /// Runs a call that makes a context: see [`context_life::create`].
+    /// See [`context_life::create`].
     pub(crate) fn create_context(
         &self,
         device: &'static DeviceMemory,
@@ -303,7 +301,7 @@ impl Memory {
         context_life::create(&self.reserve, device, call, handle, undo)
     }
 
-    /// Runs a call that makes a green context: see [`context_life::create_green`].
+    /// See [`context_life::create_green`].
     pub(crate) fn create_green_context(
         &self,
         device: &'static DeviceMemory,
@@ -315,34 +313,34 @@ impl Memory {
         context_life::create_green(&self.reserve, device, ordinal, call, handle, undo)
     }
 
-    /// A context is about to end.
+    /// Carries out pending frees of a context that is about to end.
     pub(crate) fn context_ends(&self, handle: usize) {
         self.placed.context_ends(handle);
     }
 
-    /// A context has ended, and what was allocated in it is free.
+    /// See [`context_life::ended`].
     pub(crate) fn context_ended(&self, device: &'static DeviceMemory, handle: usize) {
         context_life::ended(&self.reserve.holdings, &self.images, device, handle);
     }
 
-    /// A green context has ended.
+    /// See [`context_life::green_ended`].
     pub(crate) fn green_context_ended(&self, device: &DeviceMemory, green: Green) {
         context_life::green_ended(device, green);
     }
 
-    /// The primary context has ended, and its green contexts with it.
+    /// See [`context_life::primary_ended`].
     pub(crate) fn primary_context_ended(&self, device: &'static DeviceMemory, handle: usize) {
         context_life::primary_ended(&self.reserve.holdings, &self.images, device, handle);
     }
 
-    /// The session's limit and use in place of the driver's figures; `None` if there is no memory limit.
+    /// The session's limit and use, to report in place of the driver's figures; `None` without a memory limit.
     pub(crate) fn view(
         &self,
         device: &DeviceMemory,
         real_free: u64,
         real_total: u64,
     ) -> Option<ReportedMemory> {
-        // What dead processes held, and what pools have given back, counts as free.
+        // Memory of dead processes, and memory that pools have given back, counts as free.
         let page = device.ledger.page_reaped()?;
         let limit = page.memory_limit.load(Relaxed);
         if limit == NO_LIMIT {
@@ -361,13 +359,13 @@ impl Memory {
     }
 }
 
-/// A device's memory as reported to a program.
+/// A device's memory as reported to a program, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedMemory {
     /// The limit, or the device's size if that is smaller.
     pub(crate) total: u64,
-    /// What both the limit and the device leave free.
+    /// Free within both the limit and the device.
     pub(crate) free: u64,
-    /// What the session uses.
+    /// Used by the session.
     pub(crate) used: u64,
 }

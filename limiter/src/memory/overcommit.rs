@@ -1,11 +1,11 @@
-//! Overcommitment: memory that no longer fits on the device becomes managed memory on the host, which the
-//! device reaches over the bus. The limit that the program sees is never exceeded.
+//! Overcommitment: allocations that do not fit on the device become managed memory on the host, which the device
+//! accesses over the bus. The limit that the program sees is never exceeded.
 //!
-//! Linear, pitched, managed and stream-ordered allocations can be placed there. Physical memory, arrays and
-//! nodes of graphs cannot: they are refused once the real part is used up.
+//! Linear, pitched, managed and stream-ordered allocations can be placed on the host. Physical memory, arrays and graph
+//! nodes cannot; they are refused once the real part is used up.
 //!
-//! Managed memory cannot be freed in the order of a stream. Such a free is put off until the stream has
-//! reached it: an event shows when, and the reconciler carries it out.
+//! Managed memory cannot be freed in stream order. Such a free is deferred: an event shows when the stream has reached
+//! it, and the reconciler then carries it out.
 
 use super::device::{DeviceMemory, Devices};
 use super::reservation::Reservation;
@@ -22,7 +22,7 @@ use driver::cuda::{
 use session::layout::MemoryKind;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may have a copy.
+/// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may keep a copy.
 pub(crate) const ADVICE_READ_MOSTLY: c_uint = 1;
 /// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION`
 pub(crate) const ADVICE_PREFERRED_LOCATION: c_uint = 3;
@@ -32,11 +32,11 @@ pub(crate) const ADVICE_NO_PREFERRED_LOCATION: c_uint = 4;
 const ADVICE_ACCESSED_BY: c_uint = 5;
 /// `CU_DEVICE_CPU`
 const CPU: i32 = -1;
-/// How long an allocation that does not fit waits for a thread that carries out frees, in steps of 0.2 ms.
+/// How often an allocation that does not fit retries while another thread carries out frees, and the interval.
 const PATIENCE: u32 = 500;
 const STEP_NS: u64 = 200_000;
 
-/// A free that waits for an event.
+/// A deferred free: carried out when its stream has reached the event.
 struct Free {
     device: &'static DeviceMemory,
     address: DevicePtr,
@@ -45,14 +45,14 @@ struct Free {
     context: usize,
 }
 
-/// The memory that was placed on the host.
+/// The memory placed on the host, and its pending frees.
 #[derive(Default)]
 pub(crate) struct HostPlaced {
-    /// Whether anything was placed there; until then nothing has to be looked up.
+    /// Whether anything was ever placed on the host; until then lookups are skipped.
     used: AtomicBool,
-    /// Frees that wait for their streams.
+    /// Frees whose streams have not reached them.
     put_off: Mutex<Vec<Free>>,
-    /// Held by a thread that carries out such frees. A context ends when no thread holds it.
+    /// Held by a thread that carries out frees; a context may end only when no thread holds the lock.
     freeing: Mutex<()>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn keep_on_host(address: DevicePtr, bytes: usize) -> CuResult {
     let result = driver_calls::mem_advise(address, bytes, ADVICE_PREFERRED_LOCATION, CPU);
     let mut ordinal = 0;
     if result.is_ok() && driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
-        // Without this advice the device still reaches it, by a fault for each page.
+        // Without this advice, each page costs the device a fault.
         let _ = driver_calls::mem_advise(address, bytes, ADVICE_ACCESSED_BY, ordinal);
     }
     result
@@ -88,11 +88,11 @@ impl HostPlaced {
         self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves for an allocation that will be placed on the host.
+    /// Reserves bytes for an allocation that will be placed on the host.
     pub(super) fn reserve(&self, device: &'static DeviceMemory, bytes: u64) -> Option<Reservation> {
         let reserve = || Reservation::new(device, MemoryKind::Overcommitted, bytes);
         let reserved = reserve().or_else(|| {
-            // Bytes that frees put off would release count as well.
+            // Deferred frees may release enough bytes.
             self.carry_out_frees(PATIENCE);
             reserve()
         });
@@ -101,13 +101,13 @@ impl HostPlaced {
         Some(reservation)
     }
 
-    /// Whether an address is the start of memory that was placed on the host.
+    /// Whether an address is the start of managed memory that was placed on the host.
     fn starts_on_host(&self, devices: &Devices, address: DevicePtr) -> bool {
         self.used.load(Relaxed)
             && devices.kind_of(Handle::Address(address)) == Some(MemoryKind::Overcommitted)
     }
 
-    /// Whether an address is in memory that was placed on the host.
+    /// Whether an address is in managed memory that was placed on the host.
     pub(super) fn is_on_host(&self, devices: &Devices, address: DevicePtr) -> bool {
         if self.starts_on_host(devices, address) {
             return true;
@@ -118,8 +118,7 @@ impl HostPlaced {
             && self.starts_on_host(devices, start)
     }
 
-    /// Frees memory that was placed on the host, in the order of a stream; `None`: the address is not such
-    /// memory.
+    /// Frees memory on the host in stream order; `None` if the address is not such memory.
     pub(super) fn free_async(
         &self,
         devices: &Devices,
@@ -151,8 +150,8 @@ impl HostPlaced {
         }
     }
 
-    /// Carries out the frees whose streams have reached them. Another thread that is carrying out frees may
-    /// wait for the device; this waits for it for at most `patience` steps. `true`: some frees still wait.
+    /// Carries out the frees that their streams have reached. If another thread is carrying out frees, waits for that
+    /// thread for at most `patience` steps. Returns whether frees are still pending.
     pub(super) fn carry_out_frees(&self, patience: u32) -> bool {
         if !self.used.load(Relaxed) {
             return false;
@@ -176,8 +175,7 @@ impl HostPlaced {
         !put_off.is_empty()
     }
 
-    /// A context is about to end: carries out the frees that wait for its streams. Afterwards they could not
-    /// be carried out.
+    /// Carries out the frees of a context that is about to end; afterwards they could not be carried out.
     pub(super) fn context_ends(&self, context: usize) {
         if !self.used.load(Relaxed) || context == 0 {
             return;
@@ -219,7 +217,7 @@ fn mark(stream: Stream) -> Result<(Event, usize), CuResult> {
 }
 
 impl Free {
-    /// Frees if the stream has reached the event; otherwise returns what still waits.
+    /// Frees if the stream has reached the event; otherwise returns the pending free.
     fn try_carry_out(self) -> Option<Self> {
         let query = || driver_calls::event_query(self.event as Event);
         match within(self.context, || undisturbing(query)) {
@@ -231,7 +229,7 @@ impl Free {
         }
     }
 
-    /// Frees; the driver waits for work that still uses the memory.
+    /// Frees now; the driver waits for work that still uses the memory.
     fn carry_out(self) {
         let freed = within(self.context, || {
             undisturbing(|| {
@@ -242,7 +240,7 @@ impl Free {
         if freed != Some(CuResult::SUCCESS) {
             tracing::debug!("device {}: a free failed: {freed:?}", self.device.ledger.uuid());
         }
-        // A context that no longer works has no memory either.
+        // If the context no longer works, its memory is gone as well.
         self.device.ledger.release(MemoryKind::Overcommitted, self.bytes);
     }
 }

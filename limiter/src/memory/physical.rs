@@ -1,13 +1,13 @@
-//! Physical memory that lives as long as it is referred to.
+//! Physical memory (`cuMemCreate`, imports): charged for as long as anything refers to it. The virtual memory, sharing
+//! and array hooks call this.
 //!
-//! Memory of `cuMemCreate` lives until every reference to its handle is released and every mapping, tile of a
-//! sparse array and binding to a multicast object is gone, in any order ("cuMemRelease", CUDA driver API,
-//! Virtual Memory Management). The driver may reuse a handle's number while the old memory is still mapped.
-//! So memory has a unique name here. Exported memory stays charged to its exporter while other processes, or
-//! descriptors, refer to it: [`marks`](super::marks) tell. Imported memory has a name, too, and no charge while
-//! its exporter pays.
-//! Memory imported from other interfaces has no exporter that would pay. It is charged here, and lives as
-//! long as its object and what is mapped of it.
+//! Memory of `cuMemCreate` lives until every reference to its handle is released and every mapping, tile of a sparse
+//! array and multicast binding is gone, in any order ("cuMemRelease", CUDA driver API, Virtual Memory Management). The
+//! driver may reuse a handle's number while the old memory is still mapped, so each piece of memory has a unique name
+//! here. Exported memory stays charged to its exporter while other processes or descriptors refer to it, as
+//! [`marks`](super::marks) tell. Imported memory has a name as well, but no charge while its exporter is charged.
+//! Memory imported from graphics interfaces has no exporter in the session; it is charged here until its object and
+//! everything mapped from it are gone.
 
 use super::device::DeviceMemory;
 use super::marks::Mark;
@@ -23,23 +23,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The source of a binding to a multicast object.
 pub(crate) enum BindingSource {
-    /// Memory by its handle.
+    /// The handle of memory.
     Handle(u64),
-    /// Memory by address and length.
+    /// Address and length of mapped memory.
     Mapped(u64, u64),
 }
 
-/// A change of a sparse array's tiles.
+/// One change of a sparse array's tiles.
 pub(crate) struct TileChange {
     /// The array or mipmapped array.
     pub(crate) array: usize,
-    /// Which tiles.
     pub(crate) region: Region,
-    /// The memory mapped there; `None`: an unmapping.
+    /// The memory mapped in `region`; `None` for an unmapping.
     pub(crate) handle: Option<u64>,
 }
 
-/// The physical memory of the program.
+/// This process's physical memory.
 #[derive(Default)]
 pub(crate) struct Physical(Mutex<Pieces>);
 
@@ -48,20 +47,19 @@ impl Physical {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program has made memory of a device by `cuMemCreate`. Its charge is given back when nothing refers
-    /// to it any more.
+    /// Records memory of a device from `cuMemCreate`. Its charge is released when nothing refers to the memory.
     pub(super) fn created(&self, device: &'static DeviceMemory, bytes: u64, handle: u64) {
         let mut pieces = self.pieces();
         let name = pieces.make(Payer::This(device), bytes);
         let gone = pieces.handles.insert(handle, (name, 1));
-        // If other memory had this number, its handle was released.
+        // Other memory with this number has had its handle released.
         let gone = gone.map_or(Vec::new(), |(name, references)| vec![name; references as usize]);
         let freed = pieces.let_go(gone);
         drop(pieces);
         freed.give_back();
     }
 
-    /// The program has exported memory or a multicast object, as a descriptor or in another way.
+    /// Records that the program has exported memory or a multicast object; `descriptor`: `None` for other handle types.
     pub(crate) fn exported(&self, handle: u64, descriptor: Option<RawFd>) {
         let mut pieces = self.pieces();
         if let Some(name) = pieces.by_handle(handle) {
@@ -69,8 +67,8 @@ impl Physical {
         }
     }
 
-    /// The program has an IPC handle of the memory that `address` frees. It was tracked as `taken` so far;
-    /// `None`: it has had such a handle before.
+    /// Records an IPC handle for the memory that `address` frees. `taken` is the memory's record in the tracker; `None`
+    /// if the memory already has an IPC handle.
     pub(super) fn ipc_exported(
         &self,
         taken: Option<(&'static DeviceMemory, Allocation)>,
@@ -88,13 +86,13 @@ impl Physical {
         }
     }
 
-    /// The program has exported a pool, which has this mark already; returns its mark from now on.
+    /// Marks a pool that the program has exported; `old` is its present mark. Returns the pool's mark from now on.
     pub(super) fn pool_exported(&self, descriptor: Option<RawFd>, old: Option<Mark>) -> Mark {
         let _alone = self.pieces();
         descriptor.and_then(|descriptor| Mark::put(descriptor, old, 0)).unwrap_or(Mark::NONE)
     }
 
-    /// An exported pool has ended. If its memory has not, that is charged as data from now on.
+    /// Charges what is left of an exported pool that has ended as data, if other processes still refer to it.
     pub(super) fn outlives_pool(&self, device: &'static DeviceMemory, bytes: u64, mark: Mark) {
         let mut pieces = self.pieces();
         if mark.is_held()
@@ -113,21 +111,21 @@ impl Physical {
         Mark::of(descriptor)
     }
 
-    /// The mark of an IPC handle that the program is about to open, if its exporter pays. Refers to the memory at
-    /// once: its exporter may be about to free it.
+    /// The mark of an IPC handle that the program is about to open, if its exporter is charged. Refers to the memory at
+    /// once, because its exporter may be about to free it.
     pub(crate) fn mark_of_ipc(&self, handle: &[u8; 64]) -> Option<Mark> {
         let _alone = self.pieces();
         Mark::of_ipc(handle).filter(|mark| mark.is_paid_elsewhere() && mark.refer())
     }
 
-    /// What has this mark could not be imported.
+    /// Drops the reference of a mark whose memory could not be imported.
     pub(crate) fn not_imported(&self, mark: Option<Mark>) {
         if let Some(mark) = mark {
             self.pieces().not_imported(mark);
         }
     }
 
-    /// The program has imported memory of a device, exported by another process or by itself.
+    /// Records an import of a device's memory that another process or this one has exported.
     pub(crate) fn imported(&self, device: &'static DeviceMemory, handle: u64, mark: Option<Mark>) {
         let mut pieces = self.pieces();
         match pieces.by_handle(handle) {
@@ -140,7 +138,7 @@ impl Physical {
         }
     }
 
-    /// The program has opened memory of another process, which it sees at `address` now.
+    /// Records memory of another process that the program has opened at `address`.
     pub(crate) fn opened(&self, device: &'static DeviceMemory, address: u64, mark: Option<Mark>) {
         let (mut base, mut bytes) = (0, 0);
         let known = driver_calls::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok();
@@ -148,13 +146,13 @@ impl Physical {
         self.holds(device, Handle::Address(address), bytes, mark);
     }
 
-    /// The program has imported a pool.
+    /// Records an imported pool.
     pub(crate) fn pool_imported(&self, device: &'static DeviceMemory, pool: usize, mark: Mark) {
         self.holds(device, Handle::Pool(pool), 0, Some(mark));
     }
 
     fn holds(&self, device: &'static DeviceMemory, handle: Handle, bytes: u64, mark: Option<Mark>) {
-        // Pools do not end with a context.
+        // A pool outlives contexts.
         let context = if let Handle::Pool(_) = handle { 0 } else { device.current_context() };
         let mut pieces = self.pieces();
         if let Some(hold) = pieces.holds.get_mut(&handle) {
@@ -165,7 +163,8 @@ impl Physical {
         pieces.holds.insert(handle, Reference { name, context, opens: 1 });
     }
 
-    /// Gives back what other processes have let go of, and takes over what its exporter has left behind.
+    /// Releases memory to which no process refers any more, and takes over the charge of memory whose exporter has
+    /// ended.
     pub(super) fn sweep(&self) {
         let freed = self.pieces().sweep();
         freed.give_back();
@@ -176,7 +175,7 @@ impl Physical {
         self.pieces().shown_otherwise(device)
     }
 
-    /// The program has made or imported a multicast object, perhaps one of its own.
+    /// Records a multicast object that the program has created or imported; it may be one of its own.
     pub(crate) fn multicast(&self, handle: u64, mark: Option<Mark>) {
         let mut pieces = self.pieces();
         let own = mark.and_then(|mark| pieces.with_mark(mark));
@@ -192,8 +191,7 @@ impl Physical {
         }
     }
 
-    /// Runs `cuMemRelease`. The record changes before the call: after it, another thread may get the handle's
-    /// number.
+    /// Runs `cuMemRelease`. The record changes before the call: after the call, another thread may get the same handle.
     pub(crate) fn release_handle(&self, handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
         let name = {
             let mut pieces = self.pieces();
@@ -220,7 +218,7 @@ impl Physical {
         result
     }
 
-    /// Runs `cuMemRetainAllocationHandle` for an address; `handle` is read after success.
+    /// Runs `cuMemRetainAllocationHandle` for an address; `handle` is evaluated after success.
     pub(crate) fn retain(
         &self,
         address: u64,
@@ -262,7 +260,7 @@ impl Physical {
         result
     }
 
-    /// Runs `cuMemUnmap`, which takes whole mappings only.
+    /// Runs `cuMemUnmap`, which unmaps whole mappings only.
     pub(crate) fn unmap(
         &self,
         address: u64,
@@ -294,7 +292,7 @@ impl Physical {
         result
     }
 
-    /// Runs a call that binds memory to a multicast object, at an offset in the object.
+    /// Runs a call that binds memory to a multicast object at `offset`.
     pub(crate) fn bind(
         &self,
         object: u64,
@@ -323,7 +321,7 @@ impl Physical {
         result
     }
 
-    /// Runs `cuMulticastUnbind`, which takes whole bindings of a device's memory.
+    /// Runs `cuMulticastUnbind`, which unbinds whole bindings of a device's memory.
     pub(crate) fn unbind(
         &self,
         object: u64,
@@ -358,7 +356,7 @@ impl Physical {
         result
     }
 
-    /// The program has made an array that memory is mapped to: tile by tile, or `at_once`.
+    /// Records a sparse array, to which memory is mapped tile by tile, or a deferred-mapping array (`at_once`).
     pub(crate) fn sparse_made(&self, device: &DeviceMemory, array: usize, at_once: bool) {
         let tiles = Tiles::new(device.current_context(), at_once);
         self.pieces().sparse.insert(array, tiles);
@@ -377,7 +375,7 @@ impl Physical {
         let mut pieces = self.pieces();
         let mut gone = Vec::new();
         for TileChange { array, region, handle } in changes() {
-            // Memory that is not known here costs nothing, but may replace memory that does.
+            // Memory unknown here has no charge, but may replace memory that has.
             let name = handle.and_then(|handle| pieces.by_handle(handle));
             let Some(tiles) = pieces.sparse.get_mut(&array) else { continue };
             let change = tiles.put(region, name);
@@ -392,7 +390,7 @@ impl Physical {
         result
     }
 
-    /// Runs a call that destroys an array, which may be sparse.
+    /// Runs a call that destroys an array; the array may be sparse.
     pub(super) fn destroy_array(&self, array: usize, call: impl FnOnce() -> CuResult) -> CuResult {
         let taken = self.pieces().sparse.remove(&array);
         let result = call();
@@ -408,8 +406,8 @@ impl Physical {
         result
     }
 
-    /// The program has imported memory of another interface. Its charge is given back when the object and
-    /// what is mapped of it are gone.
+    /// Records memory imported from a graphics interface. Its charge is released when the object and everything mapped
+    /// from it are gone.
     pub(super) fn external_imported(
         &self,
         device: &'static DeviceMemory,
@@ -422,7 +420,7 @@ impl Physical {
         pieces.holds.insert(handle, Reference { name, context, opens: 1 });
     }
 
-    /// Runs a call that maps a part of external memory; `mapped` is the handle that will free that part.
+    /// Runs a call that maps a part of external memory; `mapped` returns the handle that frees that part.
     pub(crate) fn map_external(
         &self,
         external: Handle,
@@ -440,8 +438,8 @@ impl Physical {
         result
     }
 
-    /// Runs a call that destroys external memory or frees a part mapped of it, that closes what was opened, or
-    /// frees what has an IPC handle.
+    /// Runs a call that destroys external memory, frees a mapped part of it, closes IPC memory, or frees memory that
+    /// has an IPC handle.
     pub(crate) fn free_external(
         &self,
         handle: Handle,
@@ -468,7 +466,7 @@ impl Physical {
         result
     }
 
-    /// A context has ended, and with it its arrays and its parts of external memory.
+    /// Forgets the arrays and the parts of external memory of a context that has ended.
     pub(super) fn context_ended(&self, context: usize) {
         let mut pieces = self.pieces();
         let mut gone: Vec<Name> = Vec::new();

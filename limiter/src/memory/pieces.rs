@@ -1,4 +1,5 @@
-//! Pieces of physical memory, and what keeps each of them alive.
+//! The bookkeeping behind [`Physical`](super::physical::Physical): pieces of physical memory, and the references that
+//! keep each of them alive.
 
 use super::device::DeviceMemory;
 use super::marks::Mark;
@@ -8,36 +9,37 @@ use core::{mem, ptr};
 use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 
-/// Identifies a piece of memory, or a multicast object. Never used twice.
+/// Identifies a piece of memory or a multicast object; never reused.
 pub(super) type Name = u64;
 
-/// Who pays for a piece of memory.
+/// Where a piece of memory is charged.
 #[derive(Clone, Copy)]
 pub(super) enum Payer {
-    /// This process: the session's ledger has the bytes.
+    /// Charged to this process in the session's ledger.
     This(&'static DeviceMemory),
-    /// The process that exported it, or another one that has imported it.
+    /// Charged to the process that exported the memory, or to another importer.
     Exporter(&'static DeviceMemory),
-    /// Nobody: a multicast object has no memory of its own.
+    /// Not charged: a multicast object has no memory of its own.
     Nobody,
 }
 
 pub(super) struct Piece {
     pub(super) payer: Payer,
     pub(super) bytes: u64,
-    /// The number of references that keep it alive.
+    /// Number of references that keep the piece alive.
     pub(super) holders: u32,
-    /// The memory bound to it, if it is a multicast object.
+    /// The memory bound to the piece, if it is a multicast object.
     pub(super) bindings: Vec<Binding>,
-    /// If other processes may refer to it. Who pays for it has one more reference, until none of them does.
+    /// The piece's mark, if other processes may refer to it. The charged process holds one more reference until no
+    /// other process does.
     pub(super) mark: Option<Mark>,
-    /// Whether this process had let go of it, or has never made it: then NVML shows it for this process only
-    /// while nothing else refers to it.
+    /// Whether this process has dropped its own references or never created the memory. NVML then shows the memory for
+    /// this process only while nothing else refers to it.
     is_orphan: bool,
 }
 
 impl Piece {
-    /// Whether nothing refers to it any more, in any process.
+    /// Whether no process refers to the piece any more.
     fn has_lapsed(&mut self) -> bool {
         match (self.payer, self.mark) {
             (Payer::This(_) | Payer::Nobody, Some(mark)) if self.holders == 1 => {
@@ -49,7 +51,7 @@ impl Piece {
         }
     }
 
-    /// The device that it is on, if it has memory.
+    /// The device of the piece's memory; `None` for a multicast object.
     pub(super) fn device(&self) -> Option<&'static DeviceMemory> {
         match self.payer {
             Payer::This(device) | Payer::Exporter(device) => Some(device),
@@ -58,19 +60,19 @@ impl Piece {
     }
 }
 
-/// Memory bound to a part of a multicast object.
+/// Memory bound to a range of a multicast object.
 pub(super) struct Binding {
     pub(super) device: Option<&'static DeviceMemory>,
     pub(super) offset: u64,
     pub(super) pieces: Vec<Name>,
 }
 
-/// A reference, other than a handle of `cuMemCreate`, that keeps a piece alive until a context ends.
+/// A reference, other than a `cuMemCreate` handle, that keeps a piece alive until a context ends.
 #[derive(Clone, Copy)]
 pub(super) struct Reference {
     pub(super) name: Name,
     pub(super) context: usize,
-    /// How often it was opened.
+    /// How often the memory was opened.
     pub(super) opens: u32,
 }
 
@@ -78,19 +80,19 @@ pub(super) struct Reference {
 pub(super) struct Pieces {
     last: Name,
     pub(super) pieces: HashMap<Name, Piece>,
-    /// By handle: name and references.
+    /// Name and number of references, by handle.
     pub(super) handles: HashMap<u64, (Name, u32)>,
-    /// By address: length and name.
+    /// Length and name, by address.
     pub(super) mappings: BTreeMap<u64, (u64, Name)>,
-    /// By sparse array or mipmapped array.
+    /// By handle of the sparse array or mipmapped array.
     pub(super) sparse: HashMap<usize, Tiles<Name>>,
-    /// External memory, and what is mapped of it; IPC memory, in its exporter too; imported pools.
+    /// References to external memory and parts mapped from it, IPC memory (also in its exporter), and imported pools.
     pub(super) holds: HashMap<Handle, Reference>,
-    /// Those with a mark.
+    /// The pieces that have a mark.
     marked: Vec<Name>,
 }
 
-/// Bytes to be given back, by device.
+/// Bytes to release, by device.
 #[derive(Default)]
 #[must_use]
 pub(super) struct Freed(Vec<(&'static DeviceMemory, u64)>);
@@ -118,7 +120,7 @@ impl Pieces {
         }
     }
 
-    /// Removes one reference for each of `names`; forgets pieces without references.
+    /// Drops one reference for each entry of `names`, and forgets pieces without references.
     pub(super) fn let_go(&mut self, mut names: Vec<Name>) -> Freed {
         let mut freed = Freed::default();
         while let Some(name) = names.pop() {
@@ -140,8 +142,8 @@ impl Pieces {
         freed
     }
 
-    /// A piece is exported. `mark` gets its bytes and its present mark, and marks what may now be imported;
-    /// `None`: that cannot be marked.
+    /// Marks a piece for export. `mark` gets the piece's bytes and present mark, and marks the exported handle; `None`
+    /// if the handle cannot be marked.
     pub(super) fn export(
         &mut self,
         name: Name,
@@ -163,7 +165,7 @@ impl Pieces {
         piece.mark = old.or(new).or(Some(Mark::NONE));
     }
 
-    /// The program has got a reference to memory that was exported, by another process or by this one.
+    /// Records a reference to memory that another process or this one has exported.
     pub(super) fn import(
         &mut self,
         device: &'static DeviceMemory,
@@ -185,7 +187,7 @@ impl Pieces {
         name
     }
 
-    /// Memory has outlived what it was charged for, because of what was exported.
+    /// Records memory that outlives the object for which it was charged, because it was exported.
     pub(super) fn outlives(&mut self, device: &'static DeviceMemory, bytes: u64, mark: Mark) {
         let name = self.make(Payer::This(device), bytes);
         mark.leave();
@@ -195,7 +197,7 @@ impl Pieces {
         self.marked.push(name);
     }
 
-    /// What has this mark could not be imported.
+    /// Drops the reference of a mark whose memory could not be imported.
     pub(super) fn not_imported(&self, mark: Mark) {
         if self.with_mark(mark).is_none() {
             mark.leave();
@@ -207,7 +209,7 @@ impl Pieces {
         self.marked.iter().copied().find(has)
     }
 
-    /// Gives back what nobody refers to any more, and takes over what nobody pays for.
+    /// Drops pieces to which nothing refers any more, and takes over the charge of pieces whose payer has ended.
     pub(super) fn sweep(&mut self) -> Freed {
         let mut gone = Vec::new();
         let mut marked = mem::take(&mut self.marked);
@@ -219,7 +221,7 @@ impl Pieces {
                 && let Some(mut opened) = device.ledger.open()
                 && mark.is_paid_here()
             {
-                // The process that paid has ended.
+                // The charged process has ended.
                 let slot = device.ledger.membership().slot();
                 opened.charge(slot, MemoryKind::Data, piece.bytes);
                 piece.payer = Payer::This(device);
@@ -231,8 +233,8 @@ impl Pieces {
         self.let_go(gone)
     }
 
-    /// Bytes of a device's memory that this process is charged for and NVML does not show for it; and those
-    /// that NVML shows for it and another process is charged for.
+    /// Bytes of a device's memory that this process is charged for but NVML shows elsewhere, and bytes that NVML shows
+    /// for this process but another one is charged for.
     pub(super) fn shown_otherwise(&self, device: &DeviceMemory) -> (u64, u64) {
         let (mut hidden, mut foreign) = (0, 0);
         for piece in self.marked.iter().filter_map(|name| self.pieces.get(name)) {
@@ -253,7 +255,7 @@ impl Pieces {
         self.handles.get(&handle).map(|&(name, _)| name)
     }
 
-    /// A call has given the program a reference to a piece.
+    /// Adds a reference through `handle` to a piece.
     pub(super) fn refer(&mut self, handle: u64, name: Name) {
         self.hold(name);
         self.handles.entry(handle).or_insert((name, 0)).1 += 1;

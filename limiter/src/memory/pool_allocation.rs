@@ -1,10 +1,9 @@
-//! Allocations from a pool.
+//! Stream-ordered allocations from a pool; called by the pool hooks through [`Memory`](super::Memory).
 //!
-//! The most by which the pool may grow is reserved before the driver is called. If that does not fit, the
-//! allocation has to fit into the pool's own memory. It does if an equally large allocation was freed
-//! ([`Holes`](super::holes::Holes)). Otherwise pools give back unused memory. If growth still does not fit,
-//! the allocation may fit between others. That is tried if the headroom covers what the pool may take
-//! instead, and undone if the pool has taken it.
+//! The most by which the pool may grow is reserved before the driver is called. If that does not fit, the allocation
+//! has to fit into the pool's own memory, as it does if a hole is large enough ([`Holes`](super::holes::Holes)).
+//! Otherwise pools give back unused memory. If growth still does not fit, the allocation is tried all the same,
+//! provided that the headroom covers what the pool may take, and undone if the pool has grown.
 
 use super::device::DeviceMemory;
 use super::headroom;
@@ -18,8 +17,8 @@ use crate::driver_calls::{self, undisturbing};
 use driver::cuda::{CuResult, MemoryPool, Stream};
 use session::layout::MemoryKind;
 
-/// Runs a call that allocates `bytes` from a known pool on `device`, in the order of a stream that is not
-/// being captured. `address` is read after success, and `undo` frees what the call has allocated.
+/// Runs a call that allocates `bytes` from a registered pool on `device`, in the order of a stream that is not being
+/// captured. `address` is evaluated after success; `undo` frees what the call has allocated.
 pub(super) fn allocate(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -30,9 +29,9 @@ pub(super) fn allocate(
     undo: impl Fn(),
 ) -> CuResult {
     let pools = &reserve.holdings.pools;
-    // Runs the call with some bytes reserved, to be placed in a hole or at the driver's choice. `None`: the
-    // pool has grown by more than fits, and the allocation was freed again. A result without growth is always
-    // kept: the pool's memory is the program's already, whatever the limit is now.
+    // Runs the call with `reserved` bytes, to be placed in `hole` or where the driver chooses. `None`: the pool grew by
+    // more than fits, and the allocation was freed again. An allocation without growth is always kept: the pool's
+    // memory is charged already, whatever the limit is now.
     let attempt = |running: &PoolCall<'_>,
                    reserved: Option<Reservation>,
                    hole: Option<(u64, u64)>,
@@ -50,7 +49,7 @@ pub(super) fn allocate(
         Some(result)
     };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
-    // First the headroom that an undone allocation had borrowed is restored.
+    // Restore the headroom that an undone allocation had borrowed.
     let give_back = || {
         reserve.holdings.refresh(device, true);
         headroom::fill(device);
@@ -67,8 +66,7 @@ pub(super) fn allocate(
     let fill_hole = || {
         let running = pools.alone(device, pool)?;
         let hole = pools.take_hole(pool, bytes)?;
-        // If the driver does not use the hole, the headroom covers what it takes instead, as far as there is
-        // enough headroom.
+        // If the driver does not use the hole, the headroom covers the growth as far as it suffices.
         let (reserved, lent) = lend(device, MemoryKind::Pool, growth).unzip();
         let room =
             || lent.as_ref().map_or_else(|| !is_over(device.ledger), headroom::Lent::give_back_all);
@@ -99,8 +97,7 @@ pub(super) fn allocate(
             return result;
         }
     }
-    // What the stream has yet to free could not be given back before now. This is the last attempt; the
-    // driver waits at this point as well.
+    // Memory that the stream has yet to free was not available before. The driver waits at this point as well.
     if pools.charged(pool) >= growth.min(CHUNK) && await_frees(device, stream) {
         give_back();
         if let Some(result) = grow_or_fill(reserve.reserve_again(device, MemoryKind::Pool, growth))
@@ -111,9 +108,8 @@ pub(super) fn allocate(
     declined(device.ledger, bytes)
 }
 
-/// Waits a limited time until a stream's work is done; returns whether it is. The driver gives back what the
-/// stream freed only after a waiting call has seen that. So this ends with such a call, which then has
-/// nothing to wait for.
+/// Waits a limited time until a stream's work is done; returns whether it is. The driver releases what the stream freed
+/// only after a waiting call has seen the stream complete, so this ends with such a call.
 fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
     const STEP_NS: u64 = 500_000;
     let begun = clock::now();
@@ -132,8 +128,7 @@ fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
     }
 }
 
-/// How long a stream's work is waited for: as where nothing is held, and as long as it takes to do by the session's
-/// share what may be held.
+/// How long to wait for a stream, in ns: 2 s, plus the time that 100 ms of held work take at the session's share.
 fn patience(device: &DeviceMemory) -> u64 {
     const USUAL_NS: u64 = 2_000_000_000;
     const HELD_NS: u64 = 100_000_000;
@@ -144,8 +139,8 @@ fn patience(device: &DeviceMemory) -> u64 {
     USUAL_NS + HELD_NS * WHOLE_PPM / share
 }
 
-/// Whether the session uses more than its limit, beyond what is counted twice for a moment: a pool's growth
-/// by other threads, in the pool's figure and in their reservations.
+/// Whether the session stays over its limit. For a moment other threads' growth of a pool counts twice: in the pool's
+/// charge and in their reservations.
 fn stays_over(device: &DeviceMemory) -> bool {
     const PATIENCE: u32 = 40;
     const STEP_NS: u64 = 50_000;

@@ -1,9 +1,8 @@
-//! Memory pools, charged by what they have reserved from the device
-//! (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
+//! Memory pools, charged by what they have reserved from the device (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
 //!
-//! A pool keeps what is freed into it. So a stream-ordered allocation may take nothing from the device, and a
-//! free may give nothing back. The most by which a pool may grow is reserved before the driver is called
-//! ([`pool_allocation`](super::pool_allocation)). Afterwards the pool's charge is set to what it really has.
+//! A pool keeps what is freed into it. So a stream-ordered allocation may take nothing from the device, and a free may
+//! give nothing back. [`pool_allocation`](super::pool_allocation) reserves the most by which a pool may grow before the
+//! driver is called; afterwards the pool's charge is set to the driver's figure.
 
 use super::device::DeviceMemory;
 use super::holes::Holes;
@@ -21,32 +20,31 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// How long a call that has to run alone waits for others, and how long others wait for it, in steps.
+/// How long an exclusive call waits for running calls, and how long other calls wait for an exclusive one, in steps.
 const PATIENCE: u32 = 200;
 const LONG_PATIENCE: u32 = 10_000;
 const STEP_NS: u64 = 50_000;
 
 struct Pool {
-    /// `None`: its memory is not on a device that has a ledger.
+    /// `None` if the pool's memory is not on a device with a ledger.
     device: Option<&'static DeviceMemory>,
     charged: u64,
-    /// The number of the question that gave `charged`. The answer to an older question must not replace it.
+    /// Number of the query that gave `charged`; the answer to an older query must not replace it.
     asked: u64,
-    /// What has been allocated and not freed: address and bytes.
+    /// Bytes of each live allocation, by address.
     live: BTreeMap<u64, u64>,
-    /// What has been freed and still belongs to the pool.
+    /// Freed ranges that still belong to the pool.
     holes: Holes,
-    /// If it was exported.
+    /// The pool's mark, if it was exported.
     mark: Option<Mark>,
-    /// How often it may have given memory back.
+    /// How often the pool may have given memory back.
     trims: u64,
-    /// Whether the program forbids reuse of memory that was freed in another stream, until that stream has
-    /// reached the free.
+    /// Whether the program forbids reuse of freed memory before the freeing stream has reached the free.
     waits: bool,
-    /// Calls that run now and allocate from the pool or shrink it; and how many there have been.
+    /// Running calls that allocate from the pool or shrink it, and the number of such calls so far.
     running: u32,
     calls: u64,
-    /// Whether one of them has to be the only one.
+    /// Whether a running call is exclusive.
     alone: bool,
 }
 
@@ -73,10 +71,10 @@ impl Pool {
 #[derive(Default)]
 pub(crate) struct Pools {
     pools: Mutex<HashMap<usize, Pool>>,
-    /// Held for reading while pools are queried that the calling thread does not use at the moment. A pool is
-    /// destroyed only when no thread holds it.
+    /// Held for reading while a thread queries pools that it does not itself use. A pool is destroyed only when no
+    /// thread holds the lock.
     asking: RwLock<()>,
-    /// Counts the questions to the driver, from one.
+    /// Number of queries to the driver so far.
     questions: AtomicU64,
 }
 
@@ -87,7 +85,7 @@ fn attribute(pool: MemoryPool, attribute: u32) -> Option<u64> {
         .then_some(value)
 }
 
-/// Memory that a pool has and does not use.
+/// Bytes that a pool has reserved and does not use.
 pub(super) fn idle(pool: MemoryPool) -> u64 {
     let figures = attribute(pool, POOL_RESERVED_CURRENT).zip(attribute(pool, POOL_USED_CURRENT));
     figures.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
@@ -98,13 +96,12 @@ impl Pools {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a pool, with memory on `device` or elsewhere.
+    /// Registers a pool whose memory is on `device`, if that device has a ledger.
     pub(crate) fn known(&self, pool: MemoryPool, device: Option<&'static DeviceMemory>) {
         self.pools().entry(pool as usize).or_insert_with(|| Pool::fresh(device));
     }
 
-    /// The program has made or imported a pool. An earlier pool may have had its handle and ended without a
-    /// call that said so.
+    /// Registers a new pool. An earlier pool with the same handle may have ended without a call.
     pub(crate) fn made(&self, pool: MemoryPool, device: Option<&'static DeviceMemory>) {
         let old = self.pools().insert(pool as usize, Pool::fresh(device));
         if let Some(Pool { device: Some(device), charged, .. }) = old {
@@ -112,12 +109,12 @@ impl Pools {
         }
     }
 
-    /// The device of a pool: `None` if the pool is not known, `Some(None)` if it needs no charge.
+    /// The device of a pool: `None` if the pool is unknown, `Some(None)` if it needs no charge.
     pub(crate) fn device_of(&self, pool: MemoryPool) -> Option<Option<&'static DeviceMemory>> {
         self.pools().get(&(pool as usize)).map(|pool| pool.device)
     }
 
-    /// The program has exported a pool, as a descriptor or in another way.
+    /// Marks a pool that the program has exported; `descriptor`: `None` for other handle types.
     pub(crate) fn exported(
         &self,
         pool: MemoryPool,
@@ -129,8 +126,8 @@ impl Pools {
         }
     }
 
-    /// Runs `cuMemPoolDestroy`. What was allocated from the pool lives until it is freed, with a charge of
-    /// its own; what was exported, while other processes may have it.
+    /// Runs `cuMemPoolDestroy`. Allocations from the pool live on until freed, each with its own charge; exported
+    /// memory lives on while other processes may refer to it.
     pub(super) fn destroy(
         &self,
         pool: MemoryPool,
@@ -143,25 +140,25 @@ impl Pools {
         let taken = self.pools().remove(&(pool as usize));
         let sum =
             |live: &BTreeMap<u64, u64>| live.values().fold(0, |sum: u64, n| sum.saturating_add(*n));
-        // If the pool has less, some of it has ended with a context, and it is not known what: nothing is given back.
+        // If the pool has less, an unknown part of it has ended with a context: nothing is released.
         let is_known = |pool: &Pool| pool.mark.is_none() && sum(&pool.live) <= pool.charged;
-        // Other threads may free memory of the pool at any moment, and must find it.
+        // Other threads may free memory of the pool at any moment, and must find its record.
         if let Some(of @ Pool { device: Some(device), live, .. }) = &taken
             && is_known(of)
         {
             for (&address, &bytes) in live {
-                // It outlives contexts, as its pool does.
+                // The allocation outlives contexts, as its pool does.
                 let allocation = Allocation { kind: MemoryKind::Pool, bytes, context: 0 };
                 device.remember(Handle::Address(address), allocation);
             }
         }
-        // From here on nobody queries the pool.
+        // From here on no thread queries the pool.
         drop(self.asking.write().unwrap_or_else(PoisonError::into_inner));
         let result = call();
         let Some(mut taken) = taken else { return result };
         if !result.is_ok() {
             if let Some(device) = taken.device.filter(|_| is_known(&taken)) {
-                // What is no longer there has been given back by its own free.
+                // Missing allocations were released by their own frees.
                 let Pool { charged, live, .. } = &mut taken;
                 live.retain(|&address, &mut bytes| {
                     let lives = device.tracker.take(Handle::Address(address)).is_some();
@@ -169,7 +166,7 @@ impl Pools {
                     lives
                 });
             }
-            // Calls that ran meanwhile did not find the pool, so they could not sign off.
+            // Calls that ran meanwhile did not find the pool, so they could not reset these.
             (taken.running, taken.alone) = (0, false);
             self.pools().insert(pool as usize, taken);
         } else if let Some(device) = taken.device {
@@ -187,9 +184,9 @@ impl Pools {
         result
     }
 
-    /// Runs a call that frees `address`, which may be of a pool.
+    /// Runs a call that frees `address`, whether or not it belongs to a pool.
     pub(crate) fn free(&self, address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-        // Forgotten before the call: once it is free, another thread may get the same address.
+        // Remove the record before the call: afterwards another thread may get the same address.
         let taken = self
             .pools()
             .iter_mut()
@@ -202,8 +199,7 @@ impl Pools {
                 pool.live.insert(address, bytes);
             } else if !pool.waits && pool.trims == trims {
                 pool.holes.add(address, bytes);
-                // Meanwhile another thread may have allocated this range, a part of it, or a range that ends
-                // in it.
+                // Meanwhile another thread may have allocated a range that overlaps this one.
                 let before = pool.live.range(..address).next_back();
                 let within = pool.live.range(address..address.saturating_add(bytes));
                 for (&start, &taken) in before.into_iter().chain(within) {
@@ -214,7 +210,7 @@ impl Pools {
         result
     }
 
-    /// The program forbids reuse of freed memory before the freeing stream has reached the free.
+    /// Notes that the program forbids reuse of freed memory before the freeing stream has reached the free.
     pub(crate) fn waits(&self, pool: MemoryPool) {
         if let Some(pool) = self.pools().get_mut(&(pool as usize)) {
             pool.waits = true;
@@ -222,8 +218,7 @@ impl Pools {
         }
     }
 
-    /// Asks the driver how much a pool has reserved, and sets its charge to that. Gives back the reservation
-    /// of an allocation that was just made.
+    /// Sets a pool's charge to the driver's figure, and releases the reservation of the allocation just made.
     pub(super) fn settle(&self, pool: MemoryPool, in_flight: Option<Reservation>) {
         let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = attribute(pool, POOL_RESERVED_CURRENT);
@@ -237,7 +232,7 @@ impl Pools {
         let slot = ledger.membership().slot();
         let Some(mut opened) = ledger.open() else { return };
         let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut opened));
-        // The answer to a later question already includes this one.
+        // The answer to a later query already includes this one.
         if let Some(reserved) = reserved.filter(|_| asked > *last) {
             released = released.and(opened.release(slot, MemoryKind::Pool, *charged));
             opened.charge(slot, MemoryKind::Pool, reserved);
@@ -252,7 +247,7 @@ impl Pools {
         ledger.say_if_damaged(released);
     }
 
-    /// Brings the charges of a device's pools up to date; `trim`: they give back unused memory first.
+    /// Updates the charges of a device's pools; `trim`: after they have given back unused memory.
     pub(super) fn refresh(&self, device: &DeviceMemory, trim: bool) {
         // Most programs have no pool.
         if self.pools().is_empty() {
@@ -276,7 +271,7 @@ impl Pools {
         }
     }
 
-    /// A pool has given back unused memory.
+    /// Updates the holes after a pool has given back unused memory.
     fn given_back(&self, pool: MemoryPool) {
         if let Some(Pool { live, holes, trims, .. }) = self.pools().get_mut(&(pool as usize)) {
             *trims += 1;
@@ -294,13 +289,13 @@ impl Pools {
         result
     }
 
-    /// What a pool is charged for.
+    /// The pool's charge in bytes.
     pub(super) fn charged(&self, pool: MemoryPool) -> u64 {
         self.pools().get(&(pool as usize)).map_or(0, |pool| pool.charged)
     }
 
-    /// An allocation meant for a `hole`, if any, is over. It has these bytes at this address, unless it
-    /// failed. The pool has grown by `grown` bytes.
+    /// Ends an allocation that was meant for `hole`, if any. `allocated` is its address and bytes unless it failed; the
+    /// pool has grown by `grown` bytes.
     pub(super) fn placed(
         &self,
         running: &PoolCall<'_>,
@@ -315,7 +310,7 @@ impl Pools {
         }
         if let Some((address, bytes)) = allocated {
             if grown > bytes && !pool.waits && running.was_alone(pool) {
-                // The rest of the growth lies behind the allocation.
+                // The rest of the growth follows the allocation.
                 pool.holes.add(address.saturating_add(bytes), grown - bytes);
             }
             pool.holes.cut(address, bytes);
@@ -323,9 +318,9 @@ impl Pools {
         }
     }
 
-    /// Takes out a hole of the pool that fits an allocation of `bytes`.
+    /// Removes and returns a hole of the pool that fits an allocation of `bytes`.
     pub(super) fn take_hole(&self, pool: MemoryPool, bytes: u64) -> Option<(u64, u64)> {
-        // The pool may have given memory back since.
+        // The pool may have given memory back meanwhile.
         self.settle(pool, None);
         let idle = idle(pool);
         let mut pools = self.pools();
@@ -336,7 +331,7 @@ impl Pools {
         pool.holes.take(bytes)
     }
 
-    /// Begins a call that may run beside others; waits a moment for one that runs alone.
+    /// Begins a call that may run concurrently with others; waits a moment for an exclusive one.
     pub(super) fn beside(&self, pool: MemoryPool) -> PoolCall<'_> {
         let pool = pool as usize;
         let is_taken = || self.pools().get(&pool).is_some_and(|of| of.alone);
@@ -367,8 +362,7 @@ impl Pools {
         Some(PoolCall { pools: self, pool, alone: false, number: of.calls, first })
     }
 
-    /// Begins a call that runs alone, once the running calls are done; `None`: they are not done after a
-    /// moment.
+    /// Begins an exclusive call after the running calls; `None` if those take too long.
     pub(super) fn alone(&self, device: &DeviceMemory, pool: MemoryPool) -> Option<PoolCall<'_>> {
         let _waits = device.shared.changes.wait(device.ledger, 0);
         let pool = pool as usize;
@@ -394,19 +388,19 @@ impl Pools {
     }
 }
 
-/// A call that changes a pool's memory, while it runs. A call that needs a certain hole has to run alone: the
+/// A running call that changes a pool's memory. A call that needs a certain hole has to be exclusive: otherwise the
 /// driver might give the hole to another call, or back to the device.
 pub(super) struct PoolCall<'a> {
     pools: &'a Pools,
     pool: usize,
     alone: bool,
     number: u64,
-    /// Whether no other call ran when it began.
+    /// Whether no other call was running at the start.
     first: bool,
 }
 
 impl PoolCall<'_> {
-    /// Whether no other call has run since it began.
+    /// Whether no other call has run since the start.
     fn was_alone(&self, of: &Pool) -> bool {
         self.alone || (self.first && of.calls == self.number)
     }

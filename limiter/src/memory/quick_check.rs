@@ -1,9 +1,9 @@
-//! A cheap check: does the device have as much free memory as at the last reconciliation, less what this
-//! process has been charged since?
+//! A cheap check before an allocation near the limit, with `cuMemGetInfo`: does the device have as much free memory as
+//! at the last reconciliation, minus this process's charges since then?
 //!
-//! If less is free, the driver has taken memory by itself, for some process. Memory that others have given
-//! back can hide such growth. So a device with more free memory than expected proves nothing, and a
-//! reconciliation is a valid reference only for a while.
+//! If less is free, the driver has taken memory by itself, for some process. Memory that other processes have freed can
+//! hide such growth. So more free memory than expected proves nothing, and a reconciliation is a valid reference only
+//! for a while.
 
 use super::changes::{CallInProgress, Standing};
 use super::clearance::PART;
@@ -11,30 +11,30 @@ use super::device::DeviceMemory;
 use crate::driver_calls::{self, undisturbing};
 use std::time::Instant;
 
-/// How long running calls are waited for, in steps.
+/// How long to wait for running calls, in steps of [`Changes::await_quiet`](super::changes::Changes::await_quiet).
 const PATIENCE: u32 = 10;
-/// Charges may exceed what the driver takes by this much: small allocations share pages.
+/// Charges may exceed what the driver takes by this many bytes, because small allocations share pages.
 const AHEAD: u64 = 4 << 20;
 
-/// The result of a reconciliation, to compare with.
+/// The result of a reconciliation, for comparison.
 pub(super) struct Reference {
-    /// Free memory of the device, from before the reconciliation.
+    /// Free bytes of the device, read before the reconciliation.
     free: u64,
-    /// What the driver had taken for this process's calls.
+    /// Bytes that the driver had taken for this process's calls.
     taken: u64,
     until: Instant,
 }
 
 impl Reference {
-    /// From a reconciliation that was quiet from `begun` on, with `free` bytes free at that time. It is valid
-    /// for [`PART`] times as long as the reconciliation took.
+    /// Made from a reconciliation that was quiet since `begun`, when `free` bytes were free. Valid for [`PART`] times
+    /// as long as the reconciliation took.
     pub(super) fn new(free: u64, standing: &Standing, begun: Instant) -> Self {
         let now = Instant::now();
         Self { free, taken: standing.taken, until: now + (now - begun) * PART as u32 }
     }
 
-    /// By how much less is free than expected. The driver has taken at most this much by itself since.
-    /// `None`: unknown.
+    /// The bytes by which less is free than expected; the driver has taken at most this much by itself since. `None`:
+    /// unknown.
     pub(super) fn missing(&self, device: &DeviceMemory, own: CallInProgress) -> Option<u64> {
         if Instant::now() >= self.until {
             return None;
@@ -53,13 +53,13 @@ impl Reference {
     }
 }
 
-/// From free memory and the calls' memory, then and now.
+/// Compares free memory plus the calls' memory, then and now.
 fn missing(then: (u64, u64), now: (u64, u64)) -> Option<u64> {
     let (had, has) = (then.0.saturating_add(then.1), now.0.saturating_add(now.1));
     (has <= had.saturating_add(AHEAD)).then(|| had.saturating_sub(has))
 }
 
-/// A device's free memory; `None` if the calling thread cannot ask.
+/// A device's free bytes by `cuMemGetInfo`; `None` if the calling thread's context is on another device.
 pub(super) fn free_of(device: &DeviceMemory) -> Option<u64> {
     if !device.is_current() {
         return None;

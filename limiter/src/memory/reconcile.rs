@@ -1,18 +1,17 @@
-//! Device memory that the driver takes without a call that says how much: code of modules, stacks, heap and
-//! printf buffers of kernels, workspaces.
+//! Charges device memory that the driver takes without a call that says how much: code of modules, stacks, heaps and
+//! printf buffers of kernels, workspaces. Called by the reconciler, and near the limit by allocations.
 //!
-//! Its size is what NVML shows for this process beyond the charges. Both change while a program allocates and
-//! frees. A figure is exact if no such call ran while NVML was asked. Otherwise it is a lower bound, because
-//! memory is charged before the driver takes it and until the driver has freed it. Managed memory is charged
-//! in full, but NVML shows only the part on the device. So it may hide some of what the driver has taken; it
-//! never adds to it.
+//! That memory is what NVML shows for this process beyond the charges. Both change while a program allocates and frees.
+//! A figure is exact if no such call ran while NVML was queried. Otherwise it is a lower bound, because memory is
+//! charged before the driver takes it and until the driver has freed it. Managed memory is charged in full, but NVML
+//! shows only the part on the device, so it may hide some of the driver's own memory and never adds to it.
 //!
-//! The reconciler checks this now and then. Near the limit that would be too late. There each allocation
-//! checks as well, between its reservation and the driver's call, one allocation after the other. Its result
-//! counts at once. Its moment is quiet as soon as the running calls are done: new calls wait
-//! ([`Changes::pause`](super::changes::Changes::pause)), and the allocation itself and those that wait for
-//! their turn are left out. If a [quick check](super::quick_check) shows that nothing relevant can have
-//! changed, the last result is used. While the session needs no more than it had, a check is made now and then
+//! The reconciler checks once a second, which would be too late near the limit. There each allocation checks as well,
+//! one at a time, between its reservation and the driver's call, and its result counts at once. Such a check finds a
+//! quiet moment as soon as the running calls are done: new calls wait
+//! ([`Changes::pause`](super::changes::Changes::pause)), and the allocation itself and those waiting for their turn are
+//! left out. If a [quick check](super::quick_check) shows that nothing relevant can have changed, the last result is
+//! used. While the session needs no more than before, checks are spread out
 //! ([`Clearance`](super::clearance::Clearance)).
 
 use super::changes::CallInProgress;
@@ -35,19 +34,19 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-/// Attempts to find a quiet moment, and the time between them.
+/// Attempts of the reconciler to find a quiet moment, and the interval.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Between two checks that are not urgent lies at least this many times the duration of a check.
+/// Non-urgent checks are at least this many times a check's duration apart.
 const SPARING: u64 = 4;
-/// How long an allocation waits for another thread's check, in steps.
+/// How long an allocation waits for other threads' checks, in steps.
 const TURNS: u32 = 20_000;
 const TURN_NS: u64 = 50_000;
 /// How long an allocation's check waits for running calls, in steps.
 const PATIENCE: u32 = 60;
-/// After this many checks in a row a session is reported to be over its limit.
+/// A session is reported as over its limit after this many checks in a row.
 const CERTAIN: u32 = 3;
-/// How long NVML is not asked again after it did not know.
+/// How long NVML is not queried after it did not show this process.
 const UNKNOWN: Duration = Duration::from_millis(500);
 const MIB: u64 = 1 << 20;
 
@@ -55,29 +54,29 @@ const MIB: u64 = 1 << 20;
 #[derive(Default)]
 struct Record {
     estimate: DriverMemory,
-    /// How many times in a row the session was over its limit. Once proves nothing: another process may have
-    /// reserved bytes that it is about to give back.
+    /// Checks in a row that found the session over its limit. A single one proves nothing: another process may have
+    /// reserved bytes that it is about to release.
     over: u32,
-    /// When a call last checked by NVML: from and to.
+    /// Start and end (ns) of the last NVML check made by a call.
     looked: Option<(u64, u64)>,
-    /// The time that these checks have taken.
+    /// The time that such checks have taken.
     spent: Spent,
     /// The result of an allocation's last exact check.
     reference: Option<Reference>,
-    /// What the driver had taken then for other processes, and they had not yet charged.
+    /// Bytes that the driver had taken for other processes, and that they had not yet charged.
     others: u64,
-    /// Until when allocations do not ask NVML, because it does not show this process's use.
+    /// Until then allocations do not query NVML, because it does not show this process's use.
     unknown_until: Option<Instant>,
 }
 
-/// By device.
+/// By address of the [`DeviceMemory`].
 type Records = HashMap<usize, Record>;
 
-/// The results for all devices. Locked during a check; other threads wait for the lock only a limited time.
+/// The results for all devices. Locked during a check; other threads wait for the lock for a limited time only.
 #[derive(Default)]
 pub(super) struct Reconciliations(Mutex<Records>);
 
-/// Remembers how much is left at a moment when the driver's part is known.
+/// Stores how much is left at a moment when the driver's own memory is known.
 fn known(device: &DeviceMemory, opened: &Ledger<'_>) {
     device.left_when_seen.store(left(opened), Relaxed);
 }
@@ -89,7 +88,7 @@ fn record_of<'a>(records: &'a mut Records, device: &DeviceMemory) -> &'a mut Rec
 /// A call that checks but does not allocate.
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
-    /// It is about to be refused, and nothing is allocated yet: the driver's part may be charged too high.
+    /// The call is about to be refused: the charge for the driver's own memory may be too high.
     Refused,
     /// Any other call. `urgent`: the driver may have taken much.
     Other { urgent: bool },
@@ -105,8 +104,8 @@ impl Reconciliations {
         }
     }
 
-    /// The results, for a call that has reserved `bytes`. It waits for the checks of earlier calls. `None`:
-    /// they take too long.
+    /// The results, for a call that has reserved `bytes`, after the checks of earlier calls. `None`: those take too
+    /// long.
     fn records_in_turn(
         &self,
         device: &DeviceMemory,
@@ -123,12 +122,12 @@ impl Reconciliations {
         })
     }
 
-    /// Brings a device's charge up to date, from outside of any call. `true`: check again soon.
+    /// Updates a device's charge from the reconciler thread. Returns whether to check again soon.
     pub(super) fn reconcile(&self, holdings: &Holdings, device: &'static DeviceMemory) -> bool {
         let mut bound = 0;
         let (mut records, sight) = 'looked: {
             for attempt in 1..=ATTEMPTS {
-                // The lock is taken anew for each attempt, so that allocations can check in between.
+                // The lock is released between attempts, so that allocations can check.
                 let Some(records) = self.records() else { return true };
                 let Some(sight) = measure(holdings, device, CallInProgress::NONE) else {
                     return false;
@@ -167,9 +166,9 @@ impl Reconciliations {
         soon || (1..CERTAIN).contains(&record.over)
     }
 
-    /// Brings a device's charge up to date in the middle of an allocating call, between its reservation and
-    /// the driver's call. `None`: the reservation does not fit after this check, and was given back.
-    /// `is_last`: so little is left that a recent check does not do.
+    /// Updates a device's charge within an allocating call, between its reservation and the driver's call. `None`: the
+    /// reservation does not fit after this check, and was released. `is_last`: so little is left that a recent check
+    /// does not suffice.
     pub(super) fn look_before(
         &self,
         holdings: &Holdings,
@@ -181,7 +180,7 @@ impl Reconciliations {
         let Some(mut records) = self.records_in_turn(device, own.bytes) else {
             return Some(reservation);
         };
-        // Pools and graphs give memory back without a call that says so; and another thread may have checked.
+        // Pools and graphs give memory back unannounced, and another thread may have checked.
         holdings.refresh(device, false);
         let charged = device.ledger.open().map(|opened| Charged::of(&opened));
         if charged.is_none_or(|charged| device.clearance.covers(charged, clock::now())) {
@@ -211,8 +210,8 @@ impl Reconciliations {
         None
     }
 
-    /// Brings a device's charge up to date in the middle of another call. A call that allocates nothing skips
-    /// this if another thread is checking. Every call skips it if a check was made a moment ago.
+    /// Updates a device's charge within another call. A call that allocates nothing skips this if another thread is
+    /// checking; every call skips it after a recent check.
     pub(super) fn look_during(
         &self,
         holdings: &Holdings,
@@ -239,7 +238,7 @@ impl Reconciliations {
 }
 
 impl Record {
-    /// Whether a call checked recently: less than `pause` times the duration of that check ago.
+    /// Whether a call's last check ended less than `pause` times its own duration ago.
     fn has_looked(&self, pause: u64) -> bool {
         let recent = |(begun, ended): (u64, u64)| {
             clock::now().saturating_sub(ended) < ended.saturating_sub(begun).saturating_mul(pause)
@@ -247,8 +246,8 @@ impl Record {
         self.looked.is_some_and(recent)
     }
 
-    /// Whether NVML is not asked for a reservation that needs no more than was cleared last, because it was asked
-    /// too much already.
+    /// Whether to skip NVML because checks have taken too much time and the session needs no more than was last
+    /// cleared. Extends the clearance if so.
     fn saves(&self, device: &DeviceMemory) -> bool {
         let until = self.spent.until();
         let Some(opened) = device.ledger.open() else { return false };
@@ -260,7 +259,7 @@ impl Record {
         saves
     }
 
-    /// Checks in the middle of a call, and takes the result in. `false`: there was none.
+    /// Checks by NVML within a call and records the result; `false` if NVML gave none.
     fn look(
         &mut self,
         holdings: &Holdings,
@@ -284,7 +283,7 @@ impl Record {
         true
     }
 
-    /// Writes the result into the ledger. `true`: the call's reservation fits.
+    /// Writes the result into the ledger; returns whether the call's reservation fits.
     fn write(
         &self,
         wanted: &Wanted,
@@ -298,8 +297,8 @@ impl Record {
         fits && self.others <= left(opened)
     }
 
-    /// Whether an allocation and its reservation fit, whatever the driver may have taken by itself since the
-    /// last check; `None`: only a check can tell.
+    /// Whether an allocation and its reservation fit, whatever the driver may have taken by itself since the last
+    /// check; `None` if only an NVML check can tell.
     fn fits(&self, device: &'static DeviceMemory, own: CallInProgress) -> Option<bool> {
         let begun = clock::now();
         let missing = self.reference.as_ref()?.missing(device, own)?;
@@ -320,8 +319,8 @@ impl Record {
     }
 }
 
-/// Checks in the middle of a call. For an allocating call it waits for a quiet moment. If there is none, it
-/// checks all the same.
+/// Checks by NVML within a call. For an allocating call, waits for a quiet moment first, and checks anyway if none
+/// comes.
 fn look(
     holdings: &Holdings,
     device: &'static DeviceMemory,
@@ -336,10 +335,10 @@ fn look(
     for _ in 0..ATTEMPTS {
         let is_quiet = changes.await_quiet(device.ledger, own, PATIENCE);
         if !is_quiet {
-            // No call should wait for one that the driver keeps.
+            // No call should wait for one that the driver blocks.
             pause = None;
         }
-        // Read first, so that what is taken in between counts as missing later.
+        // Read first, so that memory taken in between counts as missing later.
         let (begun, free) = (Instant::now(), quick_check::free_of(device));
         let standing = changes.standing(device.ledger, own);
         let sight = measure(holdings, device, own)?;
@@ -357,17 +356,18 @@ fn look(
     Some((Sight { bytes: bound, exact: false, others }, None))
 }
 
-/// Asks NVML once.
+/// Queries NVML once and compares its figure with the charges; `None` if NVML gives no figure.
 fn measure(
     holdings: &Holdings,
     device: &'static DeviceMemory,
     own: CallInProgress,
 ) -> Option<Sight> {
     let changes = &device.shared.changes;
-    // Pools and graphs give memory back without a call that says so.
+    // Pools and graphs give memory back unannounced.
     holdings.refresh(device, false);
     let (watch, before) = (changes.watch(device.ledger)?, changes.standing(device.ledger, own));
-    // NVML shows exported memory for its exporter or, once that has let go of it, for the last process that has it.
+    // NVML shows exported memory for its exporter or, after the exporter's last reference, for the last process that
+    // has it.
     let shared_before = holdings.physical.shown_otherwise(device);
     let known_of_others = seen::members_but_own(device.ledger);
     let processes = Processes::now(device.ledger)?;
@@ -385,7 +385,7 @@ fn measure(
     Some(Sight { bytes: seen.saturating_sub(taken), exact, others })
 }
 
-/// The session uses more than it may.
+/// The session uses more than its limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "over the {bound} of {} MiB: {} MiB are in use, of which the driver took {} MiB by itself (code, stacks, heap) \
@@ -401,8 +401,8 @@ struct Over {
     by_itself: u64,
 }
 
-/// Whether the session is over its limit, with this charge. If so, nothing can grow any more, and unused
-/// memory is given back.
+/// Whether the session is over its limit after dead processes were reaped and pools and graphs have given back unused
+/// memory. While it is, every allocation fails.
 fn over(holdings: &Holdings, device: &'static DeviceMemory, bytes: u64) -> Option<Over> {
     let over = || {
         let opened = device.ledger.open()?;
@@ -419,7 +419,7 @@ fn over(holdings: &Holdings, device: &'static DeviceMemory, bytes: u64) -> Optio
         .map(|(bound, limit, used)| Over { bound, limit, used, by_itself: bytes })
     };
     over()?;
-    // What dead processes held is free.
+    // Memory of dead processes is free.
     device.ledger.reap();
     over()?;
     holdings.refresh(device, true);

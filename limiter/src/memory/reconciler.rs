@@ -1,9 +1,10 @@
-//! The reconciler: one thread in a process, for memory changes that no call of the program reports.
+//! The reconciler: one thread per process, for memory changes that no call of the program reports, and for deferred
+//! frees.
 //!
-//! It starts with the first context on a device that has a ledger. It asks the driver and NVML, which may
-//! take milliseconds. Meanwhile it holds no lock that a call of the program would wait for without end. It
-//! does not keep a process from ending: the exit waits a moment until the reconciler has left the driver, and
-//! does not let it in again.
+//! It starts with the first context on a device that has a ledger. Queries to the driver and NVML may take
+//! milliseconds; meanwhile the thread holds no lock that a call of the program would wait for without bound. The thread
+//! does not keep a process from exiting: the exit waits a moment until it has left the driver, and does not let it in
+//! again.
 
 use super::bell::Bell;
 use super::device::Devices;
@@ -19,18 +20,18 @@ use core::sync::atomic::Ordering::{AcqRel, Release};
 use core::time::Duration;
 use std::time::Instant;
 
-/// How often it checks by itself.
+/// The period of its own checks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The least time between two checks when it is rung for, or verifies a result.
+/// The least time between two checks when the bell rings or a result has to be confirmed.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// How often it looks whether frees that were put off can be carried out.
+/// How often pending frees are polled.
 const FREES: Duration = Duration::from_millis(5);
 
-/// Whether the process has its reconciler.
+/// Whether the reconciler of this process is running.
 #[derive(Default)]
 pub(crate) struct Started(AtomicBool);
 
-/// The state that it works on.
+/// The state that the reconciler works on.
 #[derive(Clone, Copy)]
 pub(super) struct Charge {
     pub(super) bell: &'static Bell,
@@ -41,7 +42,7 @@ pub(super) struct Charge {
 }
 
 impl Started {
-    /// Starts the reconciler, unless it runs.
+    /// Starts the reconciler unless it is running.
     pub(super) fn start(&self, guard: &'static ExitGuard, charge: Charge) {
         if self.0.swap(true, AcqRel) {
             return;
@@ -86,11 +87,10 @@ fn keep(visits: &Visits, charge: Charge) {
 }
 
 impl Charge {
-    /// Checks each device. `true`: check again soon.
+    /// Checks each device. Returns whether to check again soon.
     fn look(&self, cpu: &mut CpuTime) -> bool {
         let mut soon = false;
         for device in self.devices.iter() {
-            // Each device is checked, whatever the results of the others.
             soon |= self.looks.reconcile(self.holdings, device);
             device.ledger.note_own_cpu(cpu.since());
         }

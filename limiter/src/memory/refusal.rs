@@ -1,4 +1,4 @@
-//! Refused allocations, and the bound that each of them met.
+//! Reasons and messages for refused allocations.
 
 use crate::ledger::DeviceLedger;
 use crate::report;
@@ -8,11 +8,11 @@ use session::ledger::{Ledger, MemoryBound, MemoryRefused, Placement, RefusedFor}
 
 const MIB: u64 = 1 << 20;
 
-/// Why bytes cannot be had on the device, in words.
+/// The reason why an allocation does not fit on the device; its `Display` is part of a message.
 pub(super) enum Why {
     /// A bound of the ledger.
     Bound(MemoryRefused),
-    /// By the ledger they fit. NVML shows that processes of the session have more than it says.
+    /// The ledger has room, but NVML shows that processes of the session have more memory than it says.
     Driver { limit: u64, used: u64 },
 }
 
@@ -30,7 +30,7 @@ impl Why {
         }
     }
 
-    /// Whether the limit would have room, but not on the device itself.
+    /// Whether only the real part of the limit is used up.
     pub(super) fn is_of_real_part(&self) -> bool {
         self.reason() == RefusedFor::Real
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// Logs a refusal of memory that can only be on the device, and returns its error.
+/// Reports a refusal of memory that cannot be placed on the host; returns the driver's error code.
 pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
     let why = device.open().map(|opened| Why::of(&opened, asked));
     if let Some(why) = why.filter(Why::is_of_real_part) {
@@ -86,7 +86,7 @@ pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
     declined(device, asked)
 }
 
-/// Logs a refusal, and returns its error.
+/// Logs a refusal; returns the driver's error code.
 pub(super) fn declined(device: &DeviceLedger, asked: u64) -> CuResult {
     let Some(opened) = device.open() else {
         return if device.is_denied() { CuResult::NOT_PERMITTED } else { CuResult::OUT_OF_MEMORY };
@@ -97,7 +97,7 @@ pub(super) fn declined(device: &DeviceLedger, asked: u64) -> CuResult {
     CuResult::OUT_OF_MEMORY
 }
 
-/// Whether a session uses more than it may.
+/// Whether the session uses more than its limit or its real part.
 pub(super) fn is_over(device: &DeviceLedger) -> bool {
     device.open().is_some_and(|opened| {
         opened.used() > opened.limit() || opened.on_device() > opened.real_limit()

@@ -1,4 +1,5 @@
-//! Bytes reserved in the session's ledger, until the driver has taken them or the call has failed.
+//! Bytes reserved in the session's ledger until the driver has taken them or the call has failed. Every allocating path
+//! of `memory` goes through a [`Reservation`].
 
 use super::clearance::Charged;
 use super::device::DeviceMemory;
@@ -13,7 +14,7 @@ use driver::cuda::CuResult;
 use session::layout::MemoryKind;
 use session::ledger::{Damaged, Ledger, Placement, RefusedFor};
 
-/// Bytes that no other process of the session can take. They are given back when this is dropped.
+/// Bytes that no other process of the session can take; released when dropped.
 #[must_use]
 pub(super) struct Reservation {
     pub(super) device: &'static DeviceMemory,
@@ -21,28 +22,27 @@ pub(super) struct Reservation {
     pub(super) bytes: u64,
 }
 
-/// How much a reservation has left of the limit.
+/// How much of the limit is left after a reservation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Left {
     Plenty,
-    /// Code may take more than what is left; or so much less is left than at the last NVML check that a new
-    /// one is due.
+    /// Code may take more than is left, or so much less is left than at the last NVML check that a new one is due.
     Some,
-    /// What the driver has taken by itself and nobody has charged yet may be more than what is left.
+    /// Memory that the driver has taken by itself and nobody has charged yet may exceed what is left.
     Little,
 }
 
 impl Left {
-    /// Of a new reservation: what a check has cleared needs no other one.
+    /// For a new reservation: `Plenty` if a clearance covers the charges.
     fn of_new(opened: &Ledger<'_>, device: &DeviceMemory) -> Self {
         let left = Self::of(opened, device);
         let is_cleared = || device.clearance.covers(Charged::of(opened), clock::now());
         if left != Self::Plenty && is_cleared() { Self::Plenty } else { left }
     }
 
-    /// The fraction of a limit (1/16) that counts as little, and that is much to allocate without a check.
+    /// Less than 1/16 of a limit is little, and more than that is much to allocate without a check.
     const LITTLE: u64 = 16;
-    /// Code is expected to take at most this fraction of a limit (1/2).
+    /// Code is expected to take at most 1/2 of a limit.
     const CODE: u64 = 2;
 
     pub(super) fn of(opened: &Ledger<'_>, device: &DeviceMemory) -> Self {
@@ -61,19 +61,18 @@ impl Left {
     }
 }
 
-/// Whether the driver may take a whole page for a smaller allocation.
+/// Whether the driver may take a whole page for an allocation smaller than a page.
 const fn shares_pages(kind: MemoryKind, bytes: u64) -> bool {
     matches!(kind, MemoryKind::Data | MemoryKind::Array) && !bytes.is_multiple_of(PAGE)
 }
 
-/// How much has to be free for a reservation. Small allocations share pages; each may be the first one of a page.
+/// The bytes that have to be free for a reservation. Small allocations share pages; each may be the first of its page.
 pub(super) fn needed(kind: MemoryKind, bytes: u64) -> u64 {
     if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes }
 }
 
 impl Reservation {
-    /// Reserves. If it does not fit, gives back what dead processes held and tries once more. Also returns
-    /// how much is left.
+    /// Reserves, after a retry without dead processes' charges if need be. Also returns how much is left.
     pub(super) fn new(
         device: &'static DeviceMemory,
         kind: MemoryKind,
@@ -92,14 +91,14 @@ impl Reservation {
                     (reservation, Left::of_new(&opened, device))
                 })
             }
-            // The page is not usable, but failures are configured to pass.
+            // The page is unusable, but the process is set to fail open.
             None => (ledger.broken().is_some() && !ledger.is_denied())
                 .then_some((Self { device, kind, bytes }, Left::Plenty)),
         };
         reserve().or_else(|| ledger.reap().then(reserve).flatten())
     }
 
-    /// Reserves in an open ledger, without a check of what is left.
+    /// Charges in an open ledger, without checking what is left.
     pub(super) fn charged(
         device: &'static DeviceMemory,
         kind: MemoryKind,
@@ -111,8 +110,8 @@ impl Reservation {
         Self { device, kind, bytes }
     }
 
-    /// Runs the driver's call. On success the memory is remembered under the `handle` that the call has made.
-    /// On failure the bytes are given back.
+    /// Runs the driver's call. On success records the memory under the `handle` that the call has returned; on failure
+    /// releases the bytes.
     pub(super) fn spend(
         self,
         call: impl FnOnce() -> CuResult,
@@ -130,21 +129,22 @@ impl Reservation {
         result
     }
 
-    /// The driver has taken the bytes. From now on the caller has to give them back.
+    /// Keeps the bytes charged after the driver has taken them; the caller has to release them.
     pub(super) fn keep(self) -> u64 {
         let bytes = self.bytes;
         mem::forget(self);
         bytes
     }
 
-    /// Gives the bytes back in the open ledger.
+    /// Releases the bytes in the open ledger.
     pub(super) fn give_back_in(self, opened: &mut Ledger<'_>) -> Result<(), Damaged> {
         let (device, kind) = (self.device, self.kind);
         opened.release(device.ledger.membership().slot(), kind, self.keep())
     }
 }
 
-/// The device has no room for what the session's limit allows. What may yet be placed on the host is not refused.
+/// Notes a refusal by a full device, although the session's limit has room. An allocation that may be placed on the
+/// host is not refused yet.
 fn is_full(device: &DeviceMemory, bytes: u64) {
     if !device.ledger.is_overcommitted() {
         device.ledger.note_refusal(RefusedFor::Device, bytes);
@@ -157,13 +157,12 @@ impl Drop for Reservation {
     }
 }
 
-/// How much is left on a device; `None`: the ledger cannot be opened.
+/// How much is left on a device; `None` if the ledger cannot be opened.
 pub(super) fn left_on(device: &DeviceMemory) -> Option<Left> {
     device.ledger.open().map(|opened| Left::of(&opened, device))
 }
 
-/// Reserves bytes with the help of the headroom; `None`: they do not fit even so, or the ledger cannot be
-/// opened.
+/// Reserves bytes, lending part of the headroom; `None` if they do not fit even so, or the ledger cannot be opened.
 pub(super) fn lend(
     device: &'static DeviceMemory,
     kind: MemoryKind,

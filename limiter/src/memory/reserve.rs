@@ -1,4 +1,5 @@
-//! Whether an allocation fits: by the session's ledger, and near the limit by NVML.
+//! Decides whether an allocation fits: by the session's ledger, and near the limit by NVML. Most allocating calls of
+//! `memory` reserve through [`Reserve`].
 
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
@@ -7,33 +8,33 @@ use super::refusal::Why;
 use super::reservation::{Left, Reservation, left_on, needed};
 use session::layout::MemoryKind;
 
-/// Whether the driver may have taken much memory.
+/// Whether a call has made the driver take much memory by itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Much {
     Perhaps,
     Surely,
 }
 
-/// What decides on an allocation, and what can give memory back.
+/// The state that decides on allocations, and that can give memory back.
 #[derive(Default)]
 pub(crate) struct Reserve {
     pub(crate) holdings: Holdings,
     pub(super) looks: Reconciliations,
 }
 
-/// The efforts made before memory is refused, in this order.
+/// The steps taken before memory is refused, in this order.
 #[derive(Clone, Copy)]
 enum Effort {
     Nothing,
     /// Pools and graphs give back unused memory.
     Trim,
-    /// The driver's own part may be smaller by now.
+    /// Check by NVML: the driver's own memory may have shrunk.
     LookAgain,
 }
 
 impl Reserve {
-    /// Reserves; if it does not fit, makes more and more effort. Must be called within a call that is counted
-    /// as allocating ([`Changes`](super::changes::Changes)).
+    /// Reserves, making more and more effort. Must be called within an allocating call that is counted by
+    /// [`Changes`](super::changes::Changes).
     pub(super) fn reserve(
         &self,
         device: &'static DeviceMemory,
@@ -45,7 +46,7 @@ impl Reserve {
         if reserved.is_none()
             && let Some(why) =
                 device.ledger.open().map(|opened| Why::of(&opened, needed(kind, bytes)))
-            // What may yet be placed on the host is not refused.
+            // An allocation that may be placed on the host is not refused yet.
             && !why.is_of_real_part()
         {
             device.ledger.note_refusal(why.reason(), bytes);
@@ -53,7 +54,7 @@ impl Reserve {
         reserved
     }
 
-    /// Reserves without any effort.
+    /// Reserves without further effort.
     pub(super) fn reserve_at_once(
         &self,
         device: &'static DeviceMemory,
@@ -63,8 +64,8 @@ impl Reserve {
         self.by(&[Effort::Nothing], device, kind, bytes)
     }
 
-    /// Reserves for memory that the driver has taken already. NVML is not asked: it shows that memory, and so
-    /// it would count twice.
+    /// Reserves for memory that the driver has taken already. NVML is not queried: it shows that memory, which would
+    /// then count twice.
     pub(super) fn reserve_taken(
         &self,
         device: &'static DeviceMemory,
@@ -78,7 +79,7 @@ impl Reserve {
         })
     }
 
-    /// Reserves again after something was given back.
+    /// Reserves again after memory was given back.
     pub(super) fn reserve_again(
         &self,
         device: &'static DeviceMemory,
@@ -88,7 +89,7 @@ impl Reserve {
         self.by(&[Effort::Nothing, Effort::LookAgain], device, kind, bytes)
     }
 
-    /// Tries to reserve after each effort. Near the limit NVML's figure decides whether it fits.
+    /// Tries to reserve after each effort. Near the limit NVML's figure decides.
     fn by(
         &self,
         efforts: &[Effort],
@@ -113,8 +114,8 @@ impl Reserve {
         })
     }
 
-    /// The driver may have taken memory of a device. It is charged at once if it may be much, or if little is
-    /// left. Otherwise the reconciler charges it.
+    /// Reacts to memory that the driver may have taken by itself on a device. It is charged at once if it may be much
+    /// or little is left; otherwise by the reconciler.
     pub(super) fn driver_may_have_taken(&self, device: &'static DeviceMemory, much: Much) {
         let urgent = much == Much::Surely;
         device.clearance.end();

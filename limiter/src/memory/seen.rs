@@ -1,7 +1,8 @@
-//! What NVML shows of this process's use of a device.
+//! The bytes that NVML shows for this process and for its session (`nvmlDeviceGetComputeRunningProcesses`). The
+//! reconciliation and the NVML hooks use them.
 //!
-//! NVML lists processes by the host's ids. In a container this process learns its own host id when it makes a
-//! context: it is the one that is listed afterwards and was not before.
+//! NVML lists processes by their host pids. In a container, this process learns its host pid when it creates a context:
+//! it is the one pid that is listed afterwards and was not before.
 
 use super::device::DeviceMemory;
 use crate::driver_calls;
@@ -11,19 +12,19 @@ use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
 use session::layout::{MemberSlot, MemoryKind};
 use std::os::unix::fs::MetadataExt;
 
-/// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
+/// Inode of the host's pid namespace (`PROC_PID_INIT_INO` of the kernel).
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// No device has more processes than this.
+/// Upper bound for the length of NVML's list.
 const MOST_PROCESSES: usize = 1 << 16;
 
 /// The processes that NVML lists on a device.
 pub(crate) struct Processes(Vec<ProcessInfoV2>);
 
 impl Processes {
-    /// The present list; `None` if NVML cannot be asked.
+    /// Queries the list; `None` if NVML is unavailable.
     pub(super) fn now(device: &DeviceLedger) -> Option<Self> {
         let nvml = driver_calls::nvml::handle(device.uuid())?;
-        // Spare entries for processes that appear while asking.
+        // Spare entries for processes that appear meanwhile.
         let mut list = vec![ProcessInfoV2::default(); 64];
         loop {
             let mut count = u32::try_from(list.len()).ok()?;
@@ -40,8 +41,8 @@ impl Processes {
         }
     }
 
-    /// Bytes that other processes of the session use beyond their charges and headroom: what the driver has
-    /// taken for them by itself and they have not yet charged. `known`: their charges before NVML was asked.
+    /// Bytes that other processes of the session use beyond their charges and headroom: memory that the driver has
+    /// taken for them by itself and that they have not yet charged. `known`: their charges before NVML was queried.
     pub(super) fn others_beyond(&self, known: &[SessionProcess], device: &DeviceLedger) -> u64 {
         if known.is_empty() {
             return 0;
@@ -59,7 +60,7 @@ impl Processes {
         self.0.iter().filter_map(beyond).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that this process uses; `None` if its id or its figure is unknown.
+    /// Bytes that this process uses; `None` if its host pid or its figure is unknown.
     pub(super) fn own_bytes(&self, device: &DeviceMemory) -> Option<u64> {
         let pid = own_pid(device)?;
         let own = self.0.iter().find(|process| process.pid == pid);
@@ -68,7 +69,7 @@ impl Processes {
         (bytes != VALUE_NOT_AVAILABLE).then_some(bytes)
     }
 
-    /// This process has made a context between `before` and now: learns its host id, if that is unambiguous.
+    /// Learns this process's host pid from a list made after it has created a context, if the new entry is unambiguous.
     pub(super) fn learn_own_pid(&self, device: &DeviceMemory, before: Option<&Self>) {
         if own_pid(device).is_some() {
             return;
@@ -94,8 +95,7 @@ impl Processes {
     }
 }
 
-/// This process's id in NVML's lists. Writes it into the device's page for the other processes of the
-/// session.
+/// This process's host pid. Writes it into the device's page for the other processes of the session.
 fn own_pid(device: &DeviceMemory) -> Option<u32> {
     let pid = device.shared.own_pid.load(Relaxed);
     if pid != 0
@@ -108,21 +108,21 @@ fn own_pid(device: &DeviceMemory) -> Option<u32> {
 
 /// A process of the session.
 pub(crate) struct SessionProcess {
-    /// Its id in NVML's lists.
+    /// Its host pid, as in NVML's lists.
     pub(crate) pid: u32,
-    /// Its charges, without what is on the host and without headroom.
+    /// Its charges in bytes, without `overcommitted` and `headroom`.
     pub(crate) bytes: u64,
-    /// Its headroom.
+    /// Its headroom in bytes.
     kept: u64,
 }
 
-/// The living processes of the session whose ids are known.
+/// The session's living processes with known host pids.
 pub(crate) fn members(device: &DeviceLedger) -> Vec<SessionProcess> {
     device.reap();
     members_but(device, None)
 }
 
-/// The same without this process, but with processes that have ended.
+/// The session's other processes with known host pids, including processes that have ended.
 pub(super) fn members_but_own(device: &DeviceLedger) -> Vec<SessionProcess> {
     members_but(device, Some(device.membership().slot()))
 }
@@ -138,7 +138,7 @@ fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionPro
     }
     let same = in_host_namespace();
     let member = |slot: &MemberSlot| {
-        // Outside of containers a process's own id is the host's, if no other was learnt.
+        // Outside of containers, a process's own pid is its host pid, unless another one was learnt.
         let pid = match (slot.host_pid.load(Relaxed), slot.pid.load(Relaxed)) {
             (_, 0) => return None,
             (0, pid) if same => pid,
@@ -155,7 +155,7 @@ fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionPro
     slots.into_iter().filter_map(member).collect()
 }
 
-/// Whether this process's own id is also its id on the host.
+/// Whether this process is in the host's pid namespace.
 fn in_host_namespace() -> bool {
     std::fs::metadata("/proc/self/ns/pid").is_ok_and(|of| of.ino() == HOST_PID_NAMESPACE)
 }

@@ -1,21 +1,21 @@
-//! How much device memory the driver takes for what was asked.
+//! How many bytes of device memory the driver takes for an allocation of a requested size.
 
 use driver::cuda::{ARRAY3D_CUBEMAP, Array3dDescriptor};
 
-/// Allocations of this size and more are made of pages of this size.
+/// Allocations of at least this many bytes consist of pages of [`PAGE`] bytes.
 const LARGE: u64 = 1 << 20;
-/// Page size of large allocations.
+/// Page size of large allocations, in bytes.
 pub(super) const PAGE: u64 = 2 << 20;
-/// Granularity of small ones, which share pages.
+/// Granularity of small allocations, which share pages, in bytes.
 const SMALL: u64 = 512;
 
-/// Bytes of a linear allocation.
+/// Bytes taken by a linear allocation of `asked` bytes.
 pub(crate) fn linear_bytes(asked: u64) -> u64 {
     let grain = if asked >= LARGE { PAGE } else { SMALL };
     asked.checked_next_multiple_of(grain).unwrap_or(u64::MAX)
 }
 
-/// How the elements of an array lie in memory.
+/// How the elements of an array are stored.
 #[derive(Clone, Copy)]
 enum ArrayLayout {
     /// Bytes of a channel.
@@ -24,12 +24,11 @@ enum ArrayLayout {
     Elements(u64),
     /// Bytes of a block of four by four elements.
     Blocks(u64),
-    /// Bytes of a sample: one of brightness for each element, and two of colour for each two by two elements.
+    /// Bytes of a sample; per element one luma sample, and per 2x2 elements two chroma samples.
     Colour420(u64),
 }
 
-/// The layout of a `CUarray_format`. Formats that this build does not know count as 16 bytes an
-/// element, which is what the largest known takes, rather than as nothing.
+/// The layout of a `CUarray_format`. Unknown formats count as 16 bytes per element, the most of all known formats.
 fn layout(format: u32) -> ArrayLayout {
     use ArrayLayout::{Blocks, Channels, Colour420, Elements};
     match format {
@@ -37,12 +36,12 @@ fn layout(format: u32) -> ArrayLayout {
         0x01 | 0x08 => Channels(1),
         0x02 | 0x09 | 0x10 => Channels(2),
         0x03 | 0x0a | 0x20 => Channels(4),
-        // Normalised, of 8 and of 16 bits, with one, two and four channels.
+        // Normalised, 8 and 16 bits, with one, two and four channels.
         0xc0 | 0xc6 => Elements(1),
         0xc1 | 0xc3 | 0xc7 | 0xc9 => Elements(2),
         0xc2 | 0xc4 | 0xc8 | 0xca => Elements(4),
         0xc5 | 0xcb => Elements(8),
-        // 10, 10, 10 and 2 bits.
+        // 10:10:10:2 bits.
         0x50 => Elements(4),
         // BC1 and BC4; BC2, BC3, BC5, BC6H and BC7.
         0x91 | 0x92 | 0x97 | 0x98 => Blocks(8),
@@ -50,10 +49,10 @@ fn layout(format: u32) -> ArrayLayout {
         // NV12; P010 and P016.
         0xb0 => Colour420(1),
         0x9f | 0xa1 => Colour420(2),
-        // 4:2:2 in two planes and packed: NV16, YUY2; P210, P216, Y210, Y216.
+        // 4:2:2, two planes and packed: NV16, YUY2; P210, P216, Y210, Y216.
         0xa2 | 0xa5 => Elements(2),
         0xa3 | 0xa4 | 0xa6 | 0xa7 => Elements(4),
-        // 4:4:4: AYUV, Y410; Y416; three samples of 8 and of more bits.
+        // 4:4:4: AYUV, Y410; Y416; three samples of 8 bits and of more bits.
         0xa8 | 0xa9 => Elements(4),
         0xb1 => Elements(8),
         0xb2 | 0xb4 => Elements(3),
@@ -63,8 +62,8 @@ fn layout(format: u32) -> ArrayLayout {
 }
 
 impl ArrayLayout {
-    /// Bytes of a layer. The driver stores arrays in blocks: rows of 64 bytes, eight rows high. Up to 16
-    /// blocks are stacked, as few as reach from the first row to the last.
+    /// Bytes of a layer. The driver stores arrays in blocks of 8 rows by 64 bytes. Up to 16 blocks are stacked, the
+    /// smallest power of two that covers all rows.
     fn layer(self, width: u64, height: u64, channels: u64) -> u64 {
         match self {
             Self::Channels(bytes) => {
@@ -83,7 +82,7 @@ impl ArrayLayout {
     }
 }
 
-/// Bytes of this many rows.
+/// Bytes of `rows` rows of `row` bytes each.
 fn plane(row: u64, rows: u64) -> u64 {
     const ROW_BYTES: u64 = 64;
     const ROWS: u64 = 8;
@@ -93,7 +92,7 @@ fn plane(row: u64, rows: u64) -> u64 {
     up(row, ROW_BYTES).saturating_mul(up(rows, ROWS * high))
 }
 
-/// Bytes of an array; zero heights and depths mean that the dimension is not used.
+/// Bytes of an array; zero height or depth: the dimension is unused.
 pub(crate) fn array_bytes(descriptor: &Array3dDescriptor) -> u64 {
     in_pages(level_bytes(descriptor, 0))
 }
@@ -107,13 +106,13 @@ pub(crate) fn mipmapped_bytes(descriptor: &Array3dDescriptor, levels: u32) -> u6
     in_pages(sum)
 }
 
-/// Bytes including what is lost at the end of pages: arrays of more than 1 MiB have pages of their own.
+/// Rounds up to whole pages: arrays of more than 1 MiB have pages of their own.
 fn in_pages(bytes: u64) -> u64 {
     let grain = if bytes > LARGE { PAGE } else { SMALL };
     bytes.checked_next_multiple_of(grain).unwrap_or(u64::MAX)
 }
 
-/// Whether the depth counts layers. Layers do not shrink from level to level.
+/// Whether `depth` counts layers, which do not shrink from level to level.
 const fn has_layers(descriptor: &Array3dDescriptor) -> bool {
     /// `CUDA_ARRAY3D_LAYERED`
     const LAYERED: u32 = 1;
@@ -172,19 +171,19 @@ mod tests {
             level_bytes(&flat, 0) / KIB
         };
         assert_eq!((bytes(0x20, 4), bytes(0x10, 2), bytes(0x01, 1)), (256, 64, 16));
-        // Four normalised channels of 8 and of 16 bits: the format says how many there are.
+        // Four normalised channels of 8 and of 16 bits: the format implies the number of channels.
         assert_eq!(
             (bytes(0xc2, 4), bytes(0xc5, 4), bytes(0xc8, 4), bytes(0xcb, 4)),
             (64, 128, 64, 128)
         );
-        // Blocks of four by four; brightness and colour; 4:2:2.
+        // Blocks of 4x4; luma and chroma; 4:2:2.
         assert_eq!((bytes(0x91, 4), bytes(0x9d, 4)), (8, 16));
         assert_eq!((bytes(0xb0, 3), bytes(0x9f, 3), bytes(0xa2, 3)), (24, 48, 32));
         assert_eq!(bytes(0xdead, 1), 256);
         assert_eq!(plane(8, 2), 64 * 8);
     }
 
-    /// As measured on an H200 with driver 580: elements, layers, levels and what was taken.
+    /// Measured on an H200 with driver 580: elements, layers, levels and bytes taken.
     #[test]
     fn arrays_take_what_they_were_seen_to_take() {
         for ((width, height, depth), (format, num_channels), flags, levels, taken) in [
@@ -219,7 +218,7 @@ mod tests {
         assert_eq!(mipmapped_bytes(&array(2048, 1024, 0, 0), 2), (8 + 2) << 20);
         assert_eq!(mipmapped_bytes(&array(1024, 1024, 8, 1), 2), (32 + 8) << 20);
         assert_eq!(mipmapped_bytes(&array(1024, 1024, 8, 0), 2), (32 + 4) << 20);
-        // There are only as many levels as lead down to one element.
+        // The number of levels ends with the level of one element.
         assert_eq!(mipmapped_bytes(&array(1, 0, 0, 0), u32::MAX), 512);
     }
 }

@@ -1,18 +1,18 @@
-//! The tiles of sparse arrays, and the memory mapped there.
+//! The tiles of sparse arrays and the memory mapped to them; [`physical`](super::physical) uses them.
 
-/// A box of tiles in one layer of one level, or a stretch of a mip tail.
+/// A box of tiles in one layer of one level, or a range of a mip tail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Region {
-    /// Level and layer; boxes of different ones have nothing in common.
+    /// Level and layer; boxes of different planes never overlap.
     pub(crate) plane: (u32, u32),
     /// First tile of each dimension.
     pub(crate) low: [u64; 3],
-    /// One past the last.
+    /// One past the last tile of each dimension.
     pub(crate) high: [u64; 3],
 }
 
 impl Region {
-    /// The level that stands for the mip tail.
+    /// Pseudo-level of the mip tail.
     pub(crate) const TAIL: u32 = u32::MAX;
 
     /// The whole of an array that is mapped at once.
@@ -27,7 +27,7 @@ impl Region {
             && (0..3).all(|d| self.low[d] < other.high[d] && other.low[d] < self.high[d])
     }
 
-    /// The rest of this region without `other`: at most two boxes for each dimension.
+    /// This region without `other`: at most two boxes per dimension.
     fn without(self, other: &Self) -> Vec<Self> {
         if !self.meets(other) {
             return vec![self];
@@ -45,15 +45,15 @@ impl Region {
     }
 }
 
-/// The tiles of one array; each box knows the memory mapped there.
+/// The mapped tiles of one array, as boxes with the memory of each.
 pub(super) struct Tiles<T> {
     context: usize,
-    /// Always mapped as a whole, whatever region a change names.
+    /// Whether the array is always mapped as a whole, whatever region a change names.
     at_once: bool,
     mapped: Vec<(Region, T)>,
 }
 
-/// The memory whose number of boxes has changed, once for each box.
+/// The memory whose number of boxes has changed: one entry per box.
 pub(super) struct Change<T> {
     pub(super) more: Vec<T>,
     pub(super) fewer: Vec<T>,
@@ -64,12 +64,12 @@ impl<T: Copy> Tiles<T> {
         Self { context, at_once, mapped: Vec::new() }
     }
 
-    /// The context that the array ends with.
+    /// The context at whose end the array ends.
     pub(super) const fn context(&self) -> usize {
         self.context
     }
 
-    /// Maps `what` in a region, in place of the old memory; `None` unmaps.
+    /// Maps `what` in a region in place of the previous memory; `None` unmaps.
     pub(super) fn put(&mut self, region: Region, what: Option<T>) -> Change<T> {
         let region = if self.at_once { Region::WHOLE } else { region };
         let mut change = Change { more: Vec::new(), fewer: Vec::new() };
@@ -89,7 +89,7 @@ impl<T: Copy> Tiles<T> {
         change
     }
 
-    /// The mapped memory, once for each box.
+    /// The mapped memory, one entry per box.
     pub(super) fn into_held(self) -> impl Iterator<Item = T> {
         self.mapped.into_iter().map(|(_, what)| what)
     }
@@ -104,7 +104,7 @@ mod tests {
         Region { plane: (0, 0), low, high }
     }
 
-    /// Boxes at random against a plain grid: the same tiles hold the same, and holders are counted.
+    /// Random boxes agree with a plain grid on mapped tiles and on reference counts.
     #[test]
     fn boxes_agree_with_a_grid() {
         const SIDE: u64 = 5;

@@ -1,4 +1,4 @@
-//! This process's allocations, by the handle that frees them.
+//! Records of this process's allocations on a device, by the handle that frees them.
 
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
@@ -6,13 +6,13 @@ use session::layout::MemoryKind;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Enough shards that threads allocating at the same time seldom meet.
+/// Enough shards that concurrently allocating threads seldom contend.
 const SHARDS: usize = 16;
 
 /// The handle that frees an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handle {
-    /// An address: `cuMemFree`, `cuMemFreeAsync`.
+    /// `cuMemFree`, `cuMemFreeAsync`
     Address(u64),
     /// `cuArrayDestroy`
     Array(usize),
@@ -25,7 +25,7 @@ pub(crate) enum Handle {
 }
 
 impl Hash for Handle {
-    /// Only the number is hashed: handles of different kinds seldom share it.
+    /// Hashes the number only: handles of different kinds seldom share it.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(match *self {
             Self::Address(address) => address,
@@ -37,19 +37,18 @@ impl Hash for Handle {
     }
 }
 
-/// One allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Allocation {
-    /// What it was charged as.
+    /// The kind as which it is charged.
     pub(crate) kind: MemoryKind,
     /// Bytes charged.
     pub(crate) bytes: u64,
-    /// The context that it ends with, zero for none.
+    /// The context with which it ends; 0: none.
     pub(crate) context: usize,
 }
 
-/// Hashes numbers that the driver chose. Nobody attacks this table, so it is much cheaper than the standard
-/// hasher.
+/// Hashes numbers that the driver chose. Not safe against chosen keys, which do not occur here, and much cheaper than
+/// the standard hasher.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -80,19 +79,19 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     fn shard(&self, handle: Handle) -> &Mutex<Allocations> {
-        // Bits that the table itself does not use first.
+        // Use bits that the hash table does not use first.
         let hash = BuildHasherDefault::<Spread>::default().hash_one(handle) >> 40;
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 
-    /// Remembers an allocation; returns the one that had its handle before.
+    /// Records an allocation; returns the previous one with the same handle.
     #[must_use]
     pub(super) fn insert(&self, handle: Handle, allocation: Allocation) -> Option<Allocation> {
         let mut shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
         shard.insert(handle, allocation)
     }
 
-    /// Forgets an allocation.
+    /// Removes and returns an allocation's record.
     pub(super) fn take(&self, handle: Handle) -> Option<Allocation> {
         self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
@@ -102,7 +101,7 @@ impl Tracker {
         shard.get(&handle).map(|allocation| allocation.kind)
     }
 
-    /// Forgets all allocations that end with a context, and returns them.
+    /// Removes and returns the allocations that end with a context.
     pub(crate) fn end_context(&self, context: usize) -> Vec<Allocation> {
         let mut ended = Vec::new();
         for shard in &self.shards {
@@ -122,7 +121,7 @@ impl Tracker {
 mod tests {
     use super::*;
 
-    /// Addresses are multiples of page sizes: they must not all meet in one shard.
+    /// Addresses are multiples of page sizes, and must still spread over the shards.
     #[test]
     fn handles_spread_over_the_shards() {
         for step in [512, 1 << 12, 2 << 20, 1 << 30] {

@@ -1,14 +1,14 @@
-//! Calls that wait with bytes reserved. The driver has not taken those bytes yet.
+//! Calls that wait with bytes reserved, which the driver has not taken yet. A check leaves them out.
 
 use crate::ledger::DeviceLedger;
 use core::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The waiting calls: device and bytes of each.
+/// The waiting calls: address of the device's ledger, and bytes.
 #[derive(Default)]
 pub(super) struct WaitingCalls(Mutex<Vec<(usize, u64)>>);
 
-/// A call, while it waits.
+/// Guard of a waiting call.
 pub(super) struct WaitingCall<'a> {
     among: &'a WaitingCalls,
     call: (usize, u64),
@@ -19,7 +19,7 @@ impl WaitingCalls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call that is counted as allocating begins to wait, with `bytes` of a device reserved.
+    /// Counts a call as waiting, with `bytes` of a device reserved, until the guard is dropped.
     pub(super) fn begin(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         let call = (ptr::from_ref(device).addr(), bytes);
         self.calls().push(call);
@@ -45,7 +45,7 @@ impl Drop for WaitingCall<'_> {
     }
 }
 
-/// Waiting calls for all devices, and the bytes that they have reserved on one.
+/// Number of waiting calls on all devices, and their reserved bytes on one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StandingCalls {
     pub(super) calls: u64,
