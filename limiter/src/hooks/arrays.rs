@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays.
+//! Hooks of arrays and mipmapped arrays.
 
 use super::Call;
 use super::pointers::{read, written};
@@ -28,7 +28,7 @@ macros::hooks! {
     fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
 }
 
-/// Charges an array by its descriptor. An array that memory is mapped to takes none itself.
+/// Charges an array by its descriptor. A sparse or deferred-mapping array has no memory of its own.
 fn charged(
     process: &'static Process,
     descriptor: &Array3dDescriptor,
@@ -61,7 +61,7 @@ fn charged(
     }
 }
 
-/// Makes an array from a descriptor of any form.
+/// Creates an array from any form of its descriptor.
 fn create<D: Copy + Into<Array3dDescriptor>>(
     call: Call<unsafe extern "C" fn(*mut Array, *const D) -> CuResult>,
     array: *mut Array,

@@ -1,27 +1,26 @@
-//! Threads that are cancelled (`pthread_cancel`) in the middle of a hook.
+//! Defers cancellation (`pthread_cancel`) of a thread while a hook runs.
 //!
-//! The C library ends a cancelled thread at its next cancellation point (most calls that may wait) by
-//! unwinding its stack. The limiter's frames cannot be unwound in this way: the process would end. So
-//! cancellation is put off while a hook runs, including what the driver waits for in it. The thread ends at
-//! its next cancellation point after the call. A call that jumps on to the driver has no frame of the
-//! limiter, and is cancelled as without it.
+//! The C library ends a cancelled thread at its next cancellation point (most calls that may wait) by unwinding its
+//! stack. The limiter's frames cannot be unwound in this way: the process would abort. So a thread that is cancelled
+//! within a hook, or while the driver waits there, ends at its next cancellation point after the call. A call that
+//! jumps on to the driver has no frame of the limiter, and is cancelled as without the limiter.
 
 use core::ffi::c_int;
 use core::ptr;
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-// Where a thread may be cancelled at any time, it ends inside the call that restores its state. So these
-// calls must be able to unwind.
+// A thread with asynchronous cancellation ends inside the call that restores its state, so these calls must be able to
+// unwind.
 unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// The calling thread's state as it was.
+/// The calling thread's previous cancellation state.
 #[must_use]
 pub(crate) struct CancelState(c_int);
 
-/// From here on the calling thread is not cancelled.
+/// Disables cancellation of the calling thread until [`allow_again`].
 #[inline]
 pub(crate) fn put_off() -> CancelState {
     let mut state = PTHREAD_CANCEL_DISABLE;
@@ -30,7 +29,7 @@ pub(crate) fn put_off() -> CancelState {
     CancelState(state)
 }
 
-/// Allows cancellation again, if it was allowed before. No caller's frame of the limiter may have something
+/// Restores the cancellation state. The thread may end here, so no frame of the limiter up the stack may have anything
 /// to drop.
 #[inline]
 pub(crate) fn allow_again(before: CancelState) {

@@ -1,4 +1,4 @@
-//! Initialisation, primary contexts and contexts.
+//! Hooks of initialisation, contexts, primary contexts and green contexts.
 
 use super::Call;
 use super::pointers::written;
@@ -16,7 +16,7 @@ macros::hooks! {
     library Cuda;
     changes memory;
 
-    /// Nothing works in a process whose limits cannot be kept.
+    /// Fails in a process whose limits cannot be enforced.
     fn cuInit(flags: c_uint) -> CuResult = init;
 
     /// A context takes device memory.
@@ -30,7 +30,7 @@ macros::hooks! {
     fn cuGLCtxCreate | cuGLCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create_gl;
     /// A context for VDPAU.
     fn cuVDPAUCtxCreate | cuVDPAUCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device, vdpau: c_uint, get_address: *mut c_void) -> CuResult = create_vdpau;
-    /// A green context holds the primary context, and takes little itself.
+    /// A green context retains the primary context, and takes little memory itself.
     fn cuGreenCtxCreate(green: *mut GreenContext, resources: *mut c_void, device: Device, flags: c_uint) -> CuResult = create_green;
     fn cuGreenCtxDestroy(green: GreenContext) -> CuResult = destroy_green;
     fn cuCtxDestroy | cuCtxDestroy_v2 | cuCtxDetach (context: Context) -> CuResult = destroy;
@@ -54,8 +54,7 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     result
 }
 
-/// Makes a context by `make`, under `Contexts::change`, if the device has a ledger; otherwise calls the
-/// driver only.
+/// Runs `make` under `Contexts::change` if the device has a ledger, and `original` otherwise.
 fn made_on(
     process: &'static Process,
     device: Device,
@@ -75,7 +74,7 @@ fn made_on(
     }
 }
 
-/// Makes a context by `original`, and registers it.
+/// Creates a context by `original` and records it.
 fn created(
     process: &'static Process,
     limited: &'static LimitedDevice,
@@ -134,7 +133,7 @@ fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Dev
     release_primary(call.process, device, limited, original)
 }
 
-/// Runs a call that gives up a reference to the primary context. Must be called under `Contexts::change`.
+/// Runs a call that drops a reference to the primary context. Must be called under `Contexts::change`.
 fn release_primary(
     process: &'static Process,
     device: Device,
@@ -260,7 +259,7 @@ fn create_vdpau(
     })
 }
 
-/// The primary context, which must exist.
+/// The handle of an existing primary context; 0 if it cannot be retained.
 fn primary_of(device: Device) -> usize {
     let mut context = ptr::null_mut();
     if !driver_calls::primary_ctx_retain(&raw mut context, device).is_ok() {
@@ -291,7 +290,7 @@ fn create_green(
         } else {
             let result = created(call.process, limited, original, || primary_of(device), undo);
             if result.is_ok() {
-                // It is charged together with the primary context.
+                // Charged together with the primary context.
                 limited.memory.contexts.green_made(device, handle(), 0);
             }
             result
@@ -329,8 +328,7 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     result
 }
 
-/// Destroys a context. A program has only one reference to a context that it made, so giving that up is the
-/// same.
+/// Destroys a context. A program holds only one reference to a context that it created, so detaching destroys it too.
 fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
     let process = call.process;

@@ -1,4 +1,4 @@
-//! `docs/hooks.md`, written from the table: `UPDATE_DOCS=1 cargo test -p cuda-limiter` rewrites it.
+//! Generates `docs/hooks.md` from the table: `UPDATE_DOCS=1 cargo test -p cuda-limiter` rewrites it.
 
 use super::{Hook, all};
 

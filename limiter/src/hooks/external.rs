@@ -1,4 +1,4 @@
-//! Memory that another graphics or compute interface has allocated.
+//! Hooks of memory imported from graphics interfaces (`cuImportExternalMemory`).
 
 use super::Call;
 use super::pointers::{read, written};
@@ -12,7 +12,7 @@ use driver::cuda::{
 
 macros::hooks! {
     /// CUDA driver API, External Resource Interoperability: imported memory is charged to the current
-    /// device until its object and what is mapped of it are gone.
+    /// device until its object and everything mapped from it are gone.
     library Cuda;
     changes memory;
 
@@ -31,7 +31,7 @@ fn import(
     let original = || unsafe { (call.original)(external, descriptor) };
     // SAFETY: null, or what the driver is about to read.
     let Some(descriptor) = (unsafe { read(descriptor) }) else { return original() };
-    // These two come with host memory: they are for devices without memory of their own.
+    // Host memory, which devices without memory of their own use.
     if matches!(descriptor.kind, EXTERNAL_NVSCIBUF | EXTERNAL_DMABUF_FD) {
         return original();
     }

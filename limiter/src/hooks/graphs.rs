@@ -1,4 +1,4 @@
-//! Memory of graphs.
+//! Hooks of executable graphs and their memory.
 
 use super::Call;
 use super::pointers::written;
@@ -8,7 +8,7 @@ use driver::cuda::{CuResult, Device, Graph, GraphExec, GraphNode, Stream};
 
 macros::hooks! {
     /// CUDA driver API, Graph Management: allocation nodes are charged by what the driver reserves for
-    /// graphs, when an executable graph is made, uploaded or launched.
+    /// graphs, when an executable graph is instantiated, uploaded or launched.
     library Cuda;
     changes memory;
 
@@ -20,7 +20,7 @@ macros::hooks! {
     fn cuDeviceGraphMemTrim(device: Device) -> CuResult = trim;
 }
 
-/// Runs a call that makes an executable graph.
+/// Runs a call that instantiates a graph.
 fn instantiated(
     process: &'static Process,
     graph: Graph,

@@ -1,4 +1,4 @@
-//! Memory that was placed on the host because the real part is used up. It stays there.
+//! Hooks that keep overcommitted memory on the host, and record IPC handles.
 
 use super::Call;
 use super::pointers::written;
@@ -11,17 +11,17 @@ use core::ffi::{c_uint, c_void};
 use driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
 
 macros::hooks! {
-    /// CUDA driver API, Unified Addressing / Memory Management: what overcommitment has placed on the
-    /// host stays there and is not shared.
+    /// CUDA driver API, Unified Addressing / Memory Management: overcommitted memory stays on the host and
+    /// is not shared.
     library Cuda;
 
     fn cuMemAdvise(at: DevicePtr, bytes: usize, advice: c_uint, device: Device) -> CuResult = advise;
     fn cuMemAdvise_v2(at: DevicePtr, bytes: usize, advice: c_uint, location: MemLocation) -> CuResult = advise_v2;
-    /// What is shared stays charged while another process has it open.
+    /// Shared memory stays charged while another process has it open.
     fn cuIpcGetMemHandle(handle: *mut c_void, at: DevicePtr) -> CuResult = export;
 }
 
-/// Advice is a hint. If it would bring the memory to the device, it is not passed on.
+/// Whether advice would bring overcommitted memory to the device. Advice is only a hint, so it is then dropped.
 fn stays(process: &Process, at: DevicePtr, advice: c_uint) -> bool {
     let moves = matches!(
         advice,

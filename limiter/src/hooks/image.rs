@@ -1,14 +1,14 @@
-//! The size of an image that a program gives to the driver, from its first bytes, without reading all of it.
+//! The size of a code image, from its header, without reading all of it. The module hooks use it for the headroom.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Larger than any image. It bounds the size that a damaged image may claim.
+/// Upper bound for the size that a damaged image may claim, in bytes.
 const MOST: u64 = 4 << 30;
 
-/// What the compiler puts around images for the CUDA runtime (`__fatBinC_Wrapper_t`).
+/// The CUDA runtime's wrapper around images (`__fatBinC_Wrapper_t`).
 #[repr(C)]
 struct Wrapper {
     magic: u32,
@@ -16,7 +16,7 @@ struct Wrapper {
     data: *const c_void,
 }
 
-/// Begins images for several architectures.
+/// Header of images for several architectures.
 #[repr(C)]
 struct FatBinary {
     magic: u32,
@@ -25,7 +25,7 @@ struct FatBinary {
     bytes: u64,
 }
 
-/// Begins an image for one architecture: an ELF file of 64 bits.
+/// Header of an image for one architecture: a 64-bit ELF file.
 #[repr(C)]
 struct Elf {
     identity: [u8; 16],
@@ -47,7 +47,7 @@ const WRAPPER: u32 = 0x4662_43b1;
 const FAT_BINARY: u32 = 0xba55_ed50;
 const ELF: [u8; 4] = *b"\x7fELF";
 
-/// Bytes of an image in memory; zero for what the driver will refuse.
+/// Bytes of an image in memory; 0 if the driver will refuse it.
 ///
 /// # Safety
 /// Null, or the address of an image as `cuModuleLoadData` takes it.
@@ -73,7 +73,7 @@ unsafe fn inner(image: *const c_void, wrapped: bool) -> u64 {
         } else if begins(image, ELF) {
             of_elf(&image.cast::<Elf>().read_unaligned())
         } else {
-            // The driver compiles a text, which takes much longer than finding the text's end.
+            // PTX text: finding its end takes much less time than compiling it.
             CStr::from_ptr(image.cast::<c_char>()).count_bytes() as u64
         }
     }
@@ -89,7 +89,7 @@ unsafe fn begins(image: *const c_void, with: [u8; 4]) -> bool {
     with.iter().enumerate().all(|(at, &byte)| unsafe { first.add(at).read() } == byte)
 }
 
-/// The tables of sections and segments come last in the file.
+/// Bytes of an ELF file, in which the tables of sections and segments come last.
 fn of_elf(header: &Elf) -> u64 {
     let end =
         |at: u64, count: u16, bytes: u16| at.saturating_add(u64::from(count) * u64::from(bytes));
@@ -100,7 +100,7 @@ fn of_elf(header: &Elf) -> u64 {
     ))
 }
 
-/// Bytes of an image in a file; zero where there is none.
+/// Bytes of an image file; 0 if there is none.
 ///
 /// # Safety
 /// Null, or a file's name that ends with a zero.
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(of(&Wrapper { magic: WRAPPER, version: 1, data }), 1016);
         let mut elf = [0_u8; 64];
         elf[..4].copy_from_slice(&ELF);
-        // Sections at 5000, three of 64 bytes; segments at 6000, two of 56.
+        // Sections at 5000: three of 64 bytes; segments at 6000: two of 56.
         elf[40..42].copy_from_slice(&5000_u16.to_le_bytes());
         elf[58..62].copy_from_slice(&[64, 0, 3, 0]);
         assert_eq!(of(&elf), 5192);
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(of(&huge), MOST);
         let nothing = Wrapper { magic: WRAPPER, version: 1, data: ptr::null() };
         assert_eq!(of(&nothing), 0);
-        // A wrapper in a wrapper is not followed.
+        // A wrapper within a wrapper is not followed.
         let wrapper = Wrapper { magic: WRAPPER, version: 0, data: ptr::from_ref(&nothing).cast() };
         assert_eq!(of(&wrapper), 5);
         // SAFETY: null, and names that end with a zero.

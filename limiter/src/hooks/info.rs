@@ -1,4 +1,4 @@
-//! What a program sees of a device's memory.
+//! Hooks that report the session's limit as a device's memory, and the check that hooks are reached.
 
 use super::Call;
 use super::pointers::read;
@@ -11,21 +11,21 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CuResult, Device};
 
 macros::hooks! {
-    /// CUDA driver API, Memory Management / Device Management: sizes as the session's limit gives them.
+    /// CUDA driver API, Memory Management / Device Management: sizes within the session's limit.
     library Cuda;
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CuResult = mem_get_info;
     /// The 32-bit form of CUDA 3.1.
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) -> CuResult = mem_get_info_32;
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) -> CuResult = total_mem;
-    /// The limiter calls it once itself, to see that calls arrive.
+    /// The limiter calls it once itself, to check that calls reach their hooks.
     fn cuDriverGetVersion(version: *mut c_int) -> CuResult = version;
     /// The 32-bit form of CUDA 3.1.
     fn cuDeviceTotalMem(bytes: *mut c_uint, device: Device) -> CuResult = total_mem_32;
 }
 
-/// Whether a call of `cuDriverGetVersion` has arrived here. A static, because the patched code is the same in a
-/// forked child.
+/// Whether a call of `cuDriverGetVersion` has arrived here. Static, because the patched code is the same in a forked
+/// child.
 static ARRIVED: AtomicBool = AtomicBool::new(false);
 
 fn version(call: Call<signature::cuDriverGetVersion>, version: *mut c_int) -> CuResult {
@@ -34,8 +34,8 @@ fn version(call: Call<signature::cuDriverGetVersion>, version: *mut c_int) -> Cu
     unsafe { (call.original)(version) }
 }
 
-/// Whether a call into the driver arrives in its hook: makes one, unless it is known. True where the driver lacks
-/// the function. Must be called while the driver is being called, so that it stays loaded.
+/// Whether calls into the driver reach their hooks; makes a call unless that is known. True if the driver lacks the
+/// function. Must be called during a driver call, so that the driver stays loaded.
 pub(super) fn calls_arrive() -> bool {
     let address = PATCH_cuDriverGetVersion.address();
     if address.is_null() || ARRIVED.load(Ordering::Relaxed) {
@@ -51,7 +51,7 @@ pub(super) fn calls_arrive() -> bool {
     called.is_ok() && ARRIVED.load(Ordering::Relaxed)
 }
 
-/// A size in an interface's width. A size that does not fit is reported as the largest that does.
+/// A size of an interface's width. Larger sizes saturate.
 trait ReportedSize: Copy {
     fn widen(self) -> u64;
     fn narrow(bytes: u64) -> Self;
@@ -75,7 +75,7 @@ impl ReportedSize for c_uint {
     }
 }
 
-/// Rewrites the driver's answer about `device`; each may be null.
+/// Rewrites the driver's answer about `device`; `free` and `total` may each be null.
 fn rewrite<S: ReportedSize>(
     process: &Process,
     result: CuResult,

@@ -1,4 +1,4 @@
-//! Calls that give the GPU work.
+//! Hooks of launches, captures and the end of streams.
 
 use super::Call;
 use super::pointers::read;
@@ -20,9 +20,9 @@ macros::hooks! {
     /// Passes the gate of the first stream's device only.
     fn cuLaunchCooperativeKernelMultiDevice(list: *mut LaunchParams, count: c_uint, flags: c_uint) -> CuResult = cooperative_multi;
     fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
-    /// Stream Management: nothing may be recorded into a stream that is gone.
+    /// Stream Management: nothing may be recorded into a destroyed stream.
     fn cuStreamDestroy | cuStreamDestroy_v2 (stream: Stream) -> CuResult = stream_destroy;
-    /// Launches into a stream that is captured are free: its graph's launch is not.
+    /// Launches into a captured stream are free; the launch of its graph is not.
     fn cuStreamBeginCapture | cuStreamBeginCapture_ptsz (stream: Stream) -> CuResult = begin_capture;
     fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz (stream: Stream, mode: c_uint) -> CuResult = begin_capture_v2;
     fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz (stream: Stream, graph: Graph, dependencies: *const GraphNode, edges: *const c_void, count: usize, mode: c_uint) -> CuResult = begin_capture_to_graph;
@@ -33,13 +33,13 @@ macros::hooks! {
     fn cuLaunchGridAsync(f: Function, width: c_int, height: c_int, stream: Stream) -> CuResult = legacy_grid_async;
 }
 
-/// For `cuLaunchKernel` and the functions with the same first nine arguments.
+/// Whether a launch may jump to the driver; for `cuLaunchKernel` and functions with the same first nine arguments.
 #[inline]
 fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: function, grid, block, shared memory, stream.
     let [f, gx, gy, gz, bx, by, bz, _, stream] =
         core::array::from_fn(|n| unsafe { arguments.nth(n) });
-    // Written out by hand: every launch comes here, and a closure for each number may not be inlined.
+    // Written out by hand for every launch: one closure per argument might not be inlined.
     let grid = [gx as c_uint, gy as c_uint, gz as c_uint];
     let block = [bx as c_uint, by as c_uint, bz as c_uint];
     let (f, stream) = (ptr::with_exposed_provenance_mut(f as usize), stream as usize as Stream);

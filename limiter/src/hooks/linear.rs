@@ -1,4 +1,4 @@
-//! Linear, pitched and managed memory.
+//! Hooks of linear, pitched and managed memory.
 
 use super::Call;
 use super::pointers::written;
@@ -27,11 +27,10 @@ macros::hooks! {
     fn cuMemFree(pointer: c_uint) -> CuResult = free_32;
 }
 
-/// Rows of a pitched allocation start at multiples of this many bytes on current devices.
+/// Rows of a pitched allocation begin at multiples of this many bytes on current devices.
 const PITCH: u64 = 512;
 
-/// Charges an allocation on the current device that will be freed by the address that the driver
-/// writes to `pointer`.
+/// Charges an allocation on the current device, to be freed by the address that the driver writes to `pointer`.
 fn charged<P: Copy + Into<u64>>(
     process: &'static Process,
     kind: MemoryKind,
@@ -50,7 +49,7 @@ fn charged<P: Copy + Into<u64>>(
     }
 }
 
-/// As [`charged`], for memory that `on_host` can place on the host if the session is overcommitted. `valid`:
+/// Like [`charged`], for memory that `on_host` can place on the host if the session is overcommitted. `valid`: whether
 /// the driver would accept the arguments.
 fn anywhere(
     process: &'static Process,
@@ -68,7 +67,7 @@ fn anywhere(
             if valid && !pointer.is_null() {
                 process.memory.allocate_anywhere(device, bytes, original, on_host, address)
             } else {
-                // The driver decides, and what it accepts is charged all the same.
+                // The driver decides; whatever it accepts is charged.
                 let handle = || Handle::Address(address());
                 process.memory.allocate(device, MemoryKind::Data, bytes, original, handle)
             }
@@ -78,7 +77,7 @@ fn anywhere(
     }
 }
 
-/// Places memory on the host and writes its address for the program.
+/// Allocates managed memory on the host and writes its address for the program.
 ///
 /// # Safety
 /// `pointer` is the program's, not null.

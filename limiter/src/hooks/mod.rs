@@ -1,7 +1,5 @@
-//! The patched functions: declarations, grouped as in the driver's documentation, and handlers.
-//!
-//! A handler decides nothing itself. It asks [`crate::memory`] or [`crate::compute`], and calls the
-//! original.
+//! The patched functions: declarations, grouped as in the driver's documentation, and their handlers. A handler makes
+//! no decisions; it asks [`crate::memory`] or [`crate::compute`], and calls the original.
 
 mod arrays;
 pub(crate) mod cancellation;
@@ -37,7 +35,7 @@ use driver::nvml::NvmlReturn;
 use hook::{PatchedEntry, Slot};
 use std::panic::{self, AssertUnwindSafe};
 
-/// Which library a function belongs to.
+/// The library of a patched function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Library {
     /// `libcuda.so.1`
@@ -56,32 +54,32 @@ impl Library {
     }
 }
 
-/// A row of the table that `hooks!` makes.
+/// One patched function: a row of the table that `hooks!` generates.
 pub(crate) struct Hook {
-    /// Where the function lives.
+    /// The library that exports the function.
     pub(crate) library: Library,
-    /// Its exported name.
+    /// Exported name.
     pub(crate) symbol: &'static str,
-    /// Why it is patched.
+    /// Section of the API's documentation, and the reason for the patch.
     #[cfg_attr(not(test), allow(dead_code, reason = "for docs/hooks.md"))]
     pub(crate) doc: &'static str,
     /// The detour.
     pub(crate) entry: *const c_void,
-    /// Holds the trampoline's address.
+    /// The trampoline's address.
     pub(crate) slot: &'static Slot,
-    /// What it was patched with.
+    /// The patched code.
     pub(crate) patch: &'static PatchedEntry,
 }
 
 // SAFETY: the entry is the address of a function.
 unsafe impl Sync for Hook {}
 
-/// What a handler gets besides the call's arguments.
+/// The arguments of a handler besides those of the call.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<F> {
     /// The driver's own function.
     pub(crate) original: F,
-    /// The name under which it was called.
+    /// The symbol under which the function was called.
     pub(crate) symbol: &'static str,
     /// Whether a null stream means the calling thread's default stream.
     pub(crate) per_thread: bool,
@@ -95,9 +93,9 @@ impl<F> fmt::Debug for Call<F> {
     }
 }
 
-/// A result type with a value for "the limiter itself failed".
+/// A result type with a value for an internal error of the limiter.
 pub(crate) trait Outcome {
-    /// That value.
+    /// The result of an internal error.
     const FAILED: Self;
 }
 
@@ -109,7 +107,7 @@ impl Outcome for NvmlReturn {
     const FAILED: Self = Self::UNKNOWN;
 }
 
-/// Runs a handler. The calling thread is not cancelled meanwhile. A panic ends here, as an error of the call.
+/// Runs a handler with cancellation deferred. A panic becomes an error of the call.
 #[inline]
 pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     let before = cancellation::put_off();
@@ -118,7 +116,7 @@ pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnc
     result
 }
 
-/// In a frame of its own, because the caller's frame may be unwound.
+/// A frame of its own, because the caller's frame may be unwound.
 #[inline(never)]
 fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     panic::catch_unwind(AssertUnwindSafe(handler)).unwrap_or_else(|_| {
@@ -127,8 +125,8 @@ fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Looks whether the patches of a library are still there: anybody in the process can write over them. The first
-/// that is gone is noted. Costs a few microseconds.
+/// Checks whether the patches of a library are still in place: any code in the process can overwrite them. Notes the
+/// first lost one. Takes a few microseconds.
 ///
 /// # Safety
 /// The library must stay loaded during the call.
@@ -143,12 +141,12 @@ pub(crate) unsafe fn look_at_patches(library: Library) {
             "{}: another tool or another copy of Sluice overwrote the patch, so calls to it may not reach this copy",
             lost.symbol
         ));
-        // From now on launches must be looked at even if no compute share is set.
+        // From now on every launch has to check, even without a compute share.
         crate::compute::set_gated(None);
     }
 }
 
-/// Every function that is patched if it exists.
+/// Every function that is patched if the driver exports it.
 pub(crate) fn all() -> impl Iterator<Item = &'static Hook> {
     [
         context::TABLE,

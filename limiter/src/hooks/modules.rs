@@ -1,4 +1,5 @@
-//! Calls that make the driver take memory without saying how much, or give it back. Afterwards NVML is asked.
+//! Hooks of calls after which the driver's own memory may have changed: modules, libraries, functions, context limits,
+//! streams. NVML is queried afterwards.
 
 use super::pointers::written;
 use super::{Call, image};
@@ -9,8 +10,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
 
 macros::hooks! {
-    /// CUDA driver API, Module / Library / Context / Stream Management: room is kept free for the code of
-    /// images; what the driver takes for code, variables, stacks and heaps is looked up in NVML afterwards.
+    /// CUDA driver API, Module / Library / Context / Stream Management: headroom is kept for the code of
+    /// images; what the driver takes for code, variables, stacks and heaps is read from NVML afterwards.
     library Cuda;
 
     fn cuModuleLoad(module: *mut Module, file: *const c_char) -> CuResult = load;
@@ -30,7 +31,7 @@ macros::hooks! {
     fn cuStreamCreateWithPriority(stream: *mut Stream, flags: c_uint, priority: c_int) -> CuResult = stream_create_with_priority;
 }
 
-/// Loads from an image, or from a file by name.
+/// `cuLibraryLoadData` or `cuLibraryLoadFromFile`.
 type LoadLibrary<T> = unsafe extern "C" fn(
     *mut Module,
     *const T,
@@ -42,7 +43,7 @@ type LoadLibrary<T> = unsafe extern "C" fn(
     c_uint,
 ) -> CuResult;
 
-/// Runs a call after which the reconciler has to check.
+/// Runs a call after which the reconciler should check.
 fn looked_after(process: &Process, call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
@@ -143,7 +144,7 @@ fn kernel_function(
     placing(call.process, || unsafe { (call.original)(function, kernel) })
 }
 
-/// `bytes` returns the size of the code in `from`.
+/// `bytes` returns the size of the code image at `from`.
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
 fn load_library<T>(
     call: Call<LoadLibrary<T>>,

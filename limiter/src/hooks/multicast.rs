@@ -1,4 +1,4 @@
-//! Multicast objects.
+//! Hooks of multicast objects.
 
 use super::Call;
 use super::pointers::written;
@@ -8,7 +8,7 @@ use core::ffi::c_void;
 use driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
 
 macros::hooks! {
-    /// CUDA driver API, Multicast Object Management: what is bound stays alive, and charged.
+    /// CUDA driver API, Multicast Object Management: bound memory stays alive, and charged.
     library Cuda;
     changes memory;
 

@@ -1,4 +1,4 @@
-//! What NVML reports of a device's memory.
+//! Hooks that report the session's limit as a device's memory in NVML.
 
 use super::Call;
 use crate::device::Device;
@@ -9,14 +9,14 @@ use crate::verdict::Verdict;
 use driver::nvml::{Memory, MemoryV2, NvmlDevice, NvmlReturn};
 
 macros::hooks! {
-    /// NVML, Device Queries: memory as the session's limit gives it.
+    /// NVML, Device Queries: memory within the session's limit.
     library Nvml;
 
     fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut Memory) -> NvmlReturn = memory_info;
     fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut MemoryV2) -> NvmlReturn = memory_info_v2;
 }
 
-/// A device by NVML's handle, if it has a limit now.
+/// The device of an NVML handle, if it has a limit now.
 pub(super) fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static Device> {
     match process.nvml() {
         Verdict::Limited(()) => match nvml::uuid_of(device).map(|u| process.device_to_look_at(u)) {
@@ -29,7 +29,7 @@ pub(super) fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<
     }
 }
 
-/// Answers for a device by `session` if it has a limit now, otherwise by the driver. A refused call writes nothing.
+/// Answers by `session` if the device has a limit now, otherwise by the driver. A refused call writes nothing.
 pub(super) fn answered(
     process: &'static Process,
     device: NvmlDevice,
@@ -43,7 +43,7 @@ pub(super) fn answered(
     }
 }
 
-/// The driver's answer, as the session may see it. It is written only then. `asked`: the program's structure.
+/// Writes the driver's answer into `asked`, rewritten to the session's view. A failed call writes nothing.
 fn rewritten<T: Copy>(
     process: &'static Process,
     device: NvmlDevice,
@@ -103,7 +103,7 @@ fn memory_info_v2(
         if let Some(ReportedMemory { total, free, used }) =
             call.process.memory.view(&device.memory, memory.free, memory.total)
         {
-            // A session's view has no reserved part.
+            // The session's view has no reserved part.
             *memory = MemoryV2 { total, free, used, reserved: 0, ..*memory };
         }
     })

@@ -1,7 +1,7 @@
-//! What NVML reports about processes: those of the session, and no others.
+//! Hooks that restrict NVML's lists of processes to the session's.
 //!
-//! The limiter asks the driver with a list of its own, and copies the session's entries into the caller's
-//! list. `nvidia-smi` uses another way: `nvml_tables`.
+//! The limiter queries the driver with a list of its own, and copies the session's entries into the caller's list.
+//! `nvidia-smi` uses private functions instead: see [`nvml_tables`](super::nvml_tables).
 
 use super::Call;
 use super::nvml::answered;
@@ -35,10 +35,10 @@ macros::hooks! {
     fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: c_uint, stats: *mut c_void) -> NvmlReturn = accounting;
 }
 
-/// An entry of a list of processes.
+/// An entry of an NVML list of processes.
 trait ProcessEntry: Copy + Default {
     fn pid(&self) -> c_uint;
-    /// Fills in the session's own figure if the driver has none.
+    /// Fills in the session's own figure (bytes) if the driver has none.
     fn complete(&mut self, _own: u64) {}
 }
 
@@ -71,13 +71,13 @@ impl ProcessEntry for c_uint {
     }
 }
 
-/// Entries in the list of the first question.
+/// Entries in the first query's list.
 const ROOM: usize = 64;
-/// More entries than this are not asked for.
+/// Most entries to query.
 const MOST: usize = 1 << 16;
 
-/// Asks the driver with longer and longer lists. `ask` gets the capacity and the list, and replaces the
-/// capacity by the number of entries.
+/// Queries the driver with longer and longer lists. `ask` gets the capacity and the list, and replaces the capacity by
+/// the number of entries.
 fn whole<E: ProcessEntry>(
     mut ask: impl FnMut(&mut c_uint, *mut E) -> NvmlReturn,
 ) -> Result<Vec<E>, NvmlReturn> {
@@ -90,7 +90,7 @@ fn whole<E: ProcessEntry>(
                 return Ok(list);
             }
             NvmlReturn::INSUFFICIENT_SIZE if list.len() < MOST => {
-                // Processes may appear between two questions.
+                // Processes may appear between two queries.
                 let room = (count as usize).saturating_add(ROOM).max(list.len() * 2).min(MOST);
                 list.resize(room, E::default());
             }
@@ -99,7 +99,7 @@ fn whole<E: ProcessEntry>(
     }
 }
 
-/// Keeps the session's entries, with its own figures where the driver has none.
+/// Keeps the session's entries, with the session's figures where the driver has none.
 fn own_only<E: ProcessEntry>(device: &Device, list: &mut Vec<E>) {
     let members = seen::members(device.ledger);
     list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
@@ -111,7 +111,7 @@ fn own_only<E: ProcessEntry>(device: &Device, list: &mut Vec<E>) {
     });
 }
 
-/// Fills a caller's list as the driver does: if it is too short, the caller gets the length that it needs.
+/// Fills a caller's list as the driver does; a caller with too short a list gets the required length.
 ///
 /// # Safety
 /// `count` is the caller's, not null; `list` has room for `*count` entries where it is not null.
@@ -127,14 +127,14 @@ unsafe fn fill<E: ProcessEntry>(found: &[E], count: *mut c_uint, list: *mut E) -
             return NvmlReturn::INSUFFICIENT_SIZE;
         }
         if !found.is_empty() {
-            // As bytes, which have any alignment.
+            // Copied as bytes, because the caller's list may be unaligned.
             ptr::copy_nonoverlapping(found.as_ptr().cast(), list.cast::<u8>(), size_of_val(found));
         }
     }
     NvmlReturn::SUCCESS
 }
 
-/// The driver's list, filtered into the caller's.
+/// Copies the driver's list, restricted to the session, into the caller's list.
 fn filtered<E: ProcessEntry>(
     process: &'static Process,
     device: NvmlDevice,
@@ -205,7 +205,7 @@ fn details(
     // SAFETY: null, or the program's list.
     let Some(asked) = (unsafe { read(of) }) else { return original() };
     answered(call.process, device, original, |limited| {
-        // Entries of another version would have another length.
+        // Entries of another version would have another size.
         if asked.version != PROCESS_DETAIL_LIST_VERSION {
             return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
         }
@@ -227,8 +227,8 @@ fn details(
     })
 }
 
-/// Utilisation samples. Without any, the driver returns `NOT_FOUND`. Asked without a list, it returns the
-/// length of the list.
+/// Copies utilization samples of the session. Like the driver, returns `NOT_FOUND` without samples, and the length if
+/// `list` is null.
 fn samples<E: ProcessEntry>(
     device: &Device,
     count: *mut c_uint,
@@ -299,7 +299,7 @@ fn utilization_info(
     })
 }
 
-/// A process outside the session is treated as one that does not exist.
+/// Treats a process outside the session as one that does not exist.
 fn accounting(
     call: Call<signature::nvmlDeviceGetAccountingStats>,
     device: NvmlDevice,
@@ -317,7 +317,7 @@ fn accounting(
             if ours || stats.is_null() {
                 return original(stats);
             }
-            // An error of the driver's own comes first. What it tells of others is not passed on.
+            // The driver's own errors come first; figures of other processes are not passed on.
             let mut not_shown = [0_u64; 16];
             match original((&raw mut not_shown).cast()) {
                 NvmlReturn::SUCCESS => NvmlReturn::NOT_FOUND,

@@ -1,8 +1,9 @@
-//! The process lists of `nvidia-smi` and its kind, which get private functions of NVML from a table.
+//! The process lists of `nvidia-smi` and similar tools, which use private functions of NVML.
 //!
-//! Numbers and entries of private functions differ between drivers. What they ask the kernel's driver does not: NVIDIA's
-//! open kernel modules have the questions in their headers. So NVML's own calls of `ioctl` are looked at, in processes
-//! that have asked for such a table, and the ids of processes that are not the session's are taken out of the answers.
+//! Numbers and arguments of private functions differ between drivers, but their requests to the kernel driver do not:
+//! they are in the headers of NVIDIA's open kernel modules. So in processes that have asked for a table of private
+//! functions, NVML's own calls of `ioctl` are intercepted, and the pids of processes outside the session are removed
+//! from the answers.
 
 use super::Call;
 use super::nvml::limited;
@@ -18,7 +19,7 @@ use hook::Slot;
 use std::panic::{self, AssertUnwindSafe};
 
 macros::hooks! {
-    /// NVML, private tables of functions: what is got there lists processes of the session only.
+    /// NVML, private tables of functions: their lists show processes of the session only.
     library Nvml;
 
     fn nvmlInternalGetExportTable(table: *mut *const c_void, id: *const c_void) -> NvmlReturn = export_table;
@@ -65,7 +66,7 @@ struct Control {
 
 const _: () = assert!(size_of::<Control>() == 32);
 
-/// `NV2080_CTRL_GPU_GET_PIDS_PARAMS`, without the ids that follow.
+/// `NV2080_CTRL_GPU_GET_PIDS_PARAMS`, without the pids that follow.
 #[repr(C)]
 struct Pids {
     id_type: u32,
@@ -84,11 +85,10 @@ struct Gid {
 
 type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
 
-/// What NVML calls by the name of `ioctl`. A static, because NVML stays loaded in a forked child.
+/// The function that NVML called as `ioctl`. Static, because NVML stays loaded in a forked child.
 static IOCTL: Slot = Slot::new();
 
-/// From now on the answers to NVML's questions are looked at. Its devices are made known first: within a question NVML
-/// cannot be asked.
+/// Redirects NVML's `ioctl`. Its devices are registered first, because NVML cannot be queried within such a call.
 fn look_at_questions(process: &'static Process) {
     let Some(nvml) = library::nvml_once() else { return };
     for device in nvml::devices() {
@@ -100,7 +100,7 @@ fn look_at_questions(process: &'static Process) {
     }
 }
 
-/// Stands in for `ioctl` in NVML.
+/// Replaces `ioctl` in NVML.
 unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: filled before the first call can arrive, with a function of this signature.
     let original = unsafe { mem::transmute::<*const c_void, Ioctl>(IOCTL.get()) };
@@ -112,7 +112,7 @@ unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void)
     // SAFETY: the kernel has answered a question of this form.
     let control = unsafe { &mut *argument.cast::<Control>() };
     if control.command == GET_PIDS && control.status == 0 {
-        // What is done here must not change what NVML looks at.
+        // Must not change `errno`, which NVML reads.
         // SAFETY: this thread's own.
         let errno = unsafe { *libc::__errno_location() };
         let before = super::cancellation::put_off();
@@ -132,7 +132,7 @@ unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void)
     result
 }
 
-/// Leaves the session's processes in an answer.
+/// Restricts an answer to the session's processes.
 fn answered(control: &mut Control, ask: impl FnOnce(&mut Control) -> bool) {
     let process = process::get();
     let verdict = match process.nvml() {
@@ -159,7 +159,7 @@ fn answered(control: &mut Control, ask: impl FnOnce(&mut Control) -> bool) {
     }
 }
 
-/// The UUID of the device that a question is about, by the same handle.
+/// The UUID of the device that a request is about, queried with the same handle.
 fn uuid_of(control: &Control, ask: impl FnOnce(&mut Control) -> bool) -> Option<[u8; 16]> {
     let mut gid = Gid { index: 0, flags: BINARY, length: 0, data: [0; 256] };
     let parameters = (&raw mut gid) as u64;
@@ -178,7 +178,7 @@ fn own_only(device: &Device, control: &Control) {
     keep(list, |pid| members.iter().any(|member| member.pid == pid));
 }
 
-/// How many ids an answer has, and the ids.
+/// The number of pids in an answer, and the pids.
 ///
 /// # Safety
 /// `control` must have parameters of the size that it says.
@@ -201,7 +201,7 @@ unsafe fn list<'a>(control: &Control) -> Option<(&'a mut u32, &'a mut [u32])> {
     Some((count, pids))
 }
 
-/// Keeps the ids that are meant, in their order. Nothing is left behind them.
+/// Keeps the pids that `is_meant` accepts, in order, and clears the rest.
 fn keep((count, pids): (&mut u32, &mut [u32]), is_meant: impl Fn(u32) -> bool) {
     let mut kept = 0;
     for index in 0..pids.len() {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_list_of_another_form_is_left_alone() {
-        // The count is more than there is room for; there is no list; there is nothing.
+        // A count beyond the list; no list; nothing at all.
         for words in [&mut [0, 0, 3, 7, 8][..], &mut [0, 0], &mut []] {
             let control = control(words);
             // SAFETY: parameters of this size.

@@ -1,12 +1,12 @@
-//! What programs point to. Hooks read it here only.
+//! Access to memory that a program passed to the driver. Hooks dereference such pointers only here.
 //!
-//! The driver accepts null in more places than its documentation says, and any alignment. A hook reads what the
-//! driver is about to read, and reads or writes what the driver has just written: so where the driver returns,
-//! the hook does, and where it faults, the program has the fault that it has without the limiter.
+//! The driver accepts null in more places than its documentation says, and any alignment. A hook reads what the driver
+//! is about to read, and accesses what the driver has just written: if the driver would return, so does the hook; if it
+//! would fault, the program faults as without the limiter.
 
 use core::mem;
 
-/// What is there; `None`: null.
+/// Reads a value; `None` for null.
 ///
 /// # Safety
 /// The pointer must be null, or the driver is about to read it or has just written through it.
@@ -16,7 +16,7 @@ pub(super) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
     (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
 }
 
-/// The number or handle that the driver has written; zero where the program did not ask for it.
+/// The number or handle that the driver has written; 0 if the program passed null.
 ///
 /// # Safety
 /// As for [`read`]; `T` must be a number or a handle.
@@ -26,7 +26,7 @@ pub(super) unsafe fn written<T: Copy>(pointer: *const T) -> T {
     unsafe { read(pointer).unwrap_or_else(|| mem::zeroed()) }
 }
 
-/// What is in a list; nothing in a null one.
+/// The entries of a list; none for null.
 ///
 /// # Safety
 /// As for [`read`], for as many entries.

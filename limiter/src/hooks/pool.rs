@@ -1,4 +1,4 @@
-//! Stream-ordered memory.
+//! Hooks of stream-ordered memory and pools.
 
 use super::Call;
 use super::pointers::{read, written};
@@ -21,27 +21,27 @@ macros::hooks! {
 
     fn cuMemAllocAsync | cuMemAllocAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, stream: Stream) -> CuResult = alloc_async;
     fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, pool: MemoryPool, stream: Stream) -> CuResult = alloc_from_pool;
-    /// Also frees linear memory, in the order of a stream.
+    /// Also frees linear memory, in stream order.
     fn cuMemFreeAsync | cuMemFreeAsync_ptsz (pointer: DevicePtr, stream: Stream) -> CuResult = free_async;
     fn cuMemPoolCreate(pool: *mut MemoryPool, props: *const PoolProps) -> CuResult = create;
     fn cuMemPoolDestroy(pool: MemoryPool) -> CuResult = destroy;
-    /// What a pool gives back is given back at once.
+    /// A trimmed pool's memory is released at once.
     fn cuMemPoolTrimTo(pool: MemoryPool, keep: usize) -> CuResult = trim_to;
     /// A lower release threshold may give memory back.
     fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult = set_attribute;
 }
 
-/// `CU_MEMPOOL_ATTR_REUSE_*`: how soon memory that was freed may be used again.
+/// `CU_MEMPOOL_ATTR_REUSE_*`: how soon freed memory may be reused.
 const REUSE: RangeInclusive<c_uint> = 1..=3;
 
-/// The device that a pool's memory is on, if it has a ledger.
+/// The device of a pool's memory, if it has a ledger.
 fn owner(process: &'static Process, pool: MemoryPool) -> Verdict<&'static DeviceMemory> {
     let pools = process.memory.pools();
     if let Some(known) = pools.device_of(pool) {
         return known.map_or(Verdict::Free, Verdict::Limited);
     }
-    // Pools that the program makes are registered. Others are the devices' own, or imported: their exporter
-    // is charged.
+    // Pools that the program creates are registered. Others are the devices' default pools, or imported and charged to
+    // their exporter.
     let mut count = 0;
     let _ = driver_calls::device_get_count(&raw mut count);
     for ordinal in 0..count {
@@ -60,7 +60,7 @@ fn owner(process: &'static Process, pool: MemoryPool) -> Verdict<&'static Device
     Verdict::Free
 }
 
-/// The pool that stream-ordered allocations on the current device come from.
+/// The current device's pool for stream-ordered allocations.
 fn current_pool() -> Option<MemoryPool> {
     let (mut pool, mut ordinal) = (ptr::null_mut(), 0);
     let found = driver_calls::ctx_get_device(&raw mut ordinal).is_ok()
@@ -68,7 +68,7 @@ fn current_pool() -> Option<MemoryPool> {
     (found && !pool.is_null()).then_some(pool)
 }
 
-/// A stream by a handle that means the same in every version of a function.
+/// Replaces a null stream of a per-thread form by `CU_STREAM_PER_THREAD`.
 fn named(stream: Stream, per_thread: bool) -> Stream {
     if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream }
 }
@@ -81,7 +81,7 @@ fn captures(stream: Stream, per_thread: bool) -> bool {
         && status != CAPTURE_STATUS_NONE
 }
 
-/// Charges an allocation from a pool; if there is no pool, the driver decides.
+/// Charges an allocation from a pool; without a pool, the driver decides.
 fn charged(
     process: &'static Process,
     pointer: *mut DevicePtr,
@@ -93,7 +93,7 @@ fn charged(
 ) -> CuResult {
     let Some(pool) = pool else { return original() };
     match owner(process, pool) {
-        // A captured allocation becomes a node of a graph; it is charged when the graph is launched.
+        // A captured allocation becomes a graph node, which is charged when the graph is launched.
         Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { written(pointer) };

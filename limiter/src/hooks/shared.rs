@@ -1,4 +1,4 @@
-//! Memory of other processes, and pools for other processes.
+//! Hooks of IPC memory, and of exported and imported pools.
 
 use super::Call;
 use super::pointers::written;
@@ -8,19 +8,19 @@ use driver::cuda::{CuResult, DevicePtr, HANDLE_TYPE_POSIX_FD, IpcMemHandle, Memo
 use std::os::fd::RawFd;
 
 macros::hooks! {
-    /// CUDA driver API, Memory Management / Stream Ordered Memory Allocator: what another process has
-    /// exported is charged to that process, as long as it lives.
+    /// CUDA driver API, Memory Management / Stream Ordered Memory Allocator: memory that another process
+    /// has exported is charged to that process, as long as it lives.
     library Cuda;
     changes memory;
 
     fn cuIpcOpenMemHandle | cuIpcOpenMemHandle_v2 (pointer: *mut DevicePtr, handle: IpcMemHandle, flags: c_uint) -> CuResult = open;
     fn cuIpcCloseMemHandle(pointer: DevicePtr) -> CuResult = close;
     fn cuMemPoolImportFromShareableHandle(pool: *mut MemoryPool, handle: *mut c_void, kind: c_uint, flags: u64) -> CuResult = import_pool;
-    /// What is exported stays charged while another process or a descriptor has it.
+    /// Exported memory stays charged while another process or a descriptor refers to it.
     fn cuMemPoolExportToShareableHandle(handle: *mut c_void, pool: MemoryPool, kind: c_uint, flags: u64) -> CuResult = export_pool;
 }
 
-/// The descriptor in a handle of this type.
+/// The descriptor in a shareable handle, if `kind` is `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) fn descriptor(kind: c_uint, number: usize) -> Option<RawFd> {
     (kind == HANDLE_TYPE_POSIX_FD).then(|| RawFd::try_from(number).ok()).flatten()
 }

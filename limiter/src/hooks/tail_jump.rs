@@ -1,18 +1,17 @@
-//! Calls that jump on to the driver.
+//! Tail jumps: hooks of launches and waits that mostly jump on to the driver.
 //!
-//! A hook copies a call's arguments to make the call again. Most launches need no more than a check. So their
-//! entries check first: they save the argument registers on the stack, ask, and restore them. Then they
-//! jump to the driver's own function, or to the whole hook. Nothing else is changed, so the driver sees the
-//! caller's own call.
+//! An ordinary hook copies a call's arguments to make the call again, but most launches need only a check. So an entry
+//! with a tail jump saves the argument registers on the stack, runs the check, restores the registers, and jumps to the
+//! driver's function or to the full hook. Nothing else changes, so the driver sees the caller's own call.
 
 use std::panic::{self, AssertUnwindSafe};
 
-/// The argument registers, and what an entry leaves between them and the caller's stack: padding and the
-/// way back.
+/// Number of argument registers, and of words between the saved registers and the caller's stack: padding and the
+/// return address.
 const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 8 } else { 6 };
 const BETWEEN: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
 
-/// The arguments of a call, as an entry found them.
+/// The arguments of a call, as an entry has saved them.
 pub(crate) struct Arguments(*const u64);
 
 impl Arguments {
@@ -22,7 +21,7 @@ impl Arguments {
         Self(at)
     }
 
-    /// An argument, counted from zero.
+    /// Argument `n`, counted from 0.
     ///
     /// # Safety
     /// The function has this argument, and none of its arguments is a floating-point number or a structure.
@@ -34,7 +33,7 @@ impl Arguments {
     }
 }
 
-/// The answer; no, if it cannot be found.
+/// Runs the check; `false` if it panics.
 #[inline]
 pub(crate) fn ask(answer: impl FnOnce() -> bool) -> bool {
     panic::catch_unwind(AssertUnwindSafe(answer)).unwrap_or(false)
@@ -46,7 +45,7 @@ mod tests {
 
     #[test]
     fn arguments_are_where_the_calling_convention_puts_them() {
-        // Registers, padding and the way back, then the stack.
+        // Registers, padding and return address, then the stack.
         let numbered = |from: usize, to: usize| (from..to).map(|n| 10 + n as u64);
         let between = [99; BETWEEN].into_iter();
         let found: Vec<u64> =

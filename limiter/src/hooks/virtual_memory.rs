@@ -1,4 +1,4 @@
-//! Physical memory of the virtual memory API.
+//! Hooks of physical memory (`cuMemCreate`): handles, mappings, exports, sparse arrays.
 
 use super::Call;
 use super::pointers::{self, read, written};
@@ -15,8 +15,8 @@ use driver::cuda::{
 use std::os::fd::RawFd;
 
 macros::hooks! {
-    /// CUDA driver API, Virtual Memory Management: memory is taken by `cuMemCreate`, on the device
-    /// that the properties name, and given back when neither handle nor mapping is left.
+    /// CUDA driver API, Virtual Memory Management: memory is charged by `cuMemCreate`, on the device
+    /// that the properties name, and released when neither handle nor mapping is left.
     library Cuda;
     changes memory;
 
@@ -25,9 +25,9 @@ macros::hooks! {
     fn cuMemRetainAllocationHandle(handle: *mut AllocationHandle, address: *mut c_void) -> CuResult = retain;
     fn cuMemMap(address: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64) -> CuResult = map;
     fn cuMemUnmap(address: DevicePtr, bytes: usize) -> CuResult = unmap;
-    /// What is exported stays charged while another process or a descriptor has it.
+    /// Exported memory stays charged while another process or a descriptor refers to it.
     fn cuMemExportToShareableHandle(shared: *mut c_void, handle: AllocationHandle, kind: c_uint, flags: u64) -> CuResult = export;
-    /// What is imported is charged to its exporter, as long as that lives.
+    /// Imported memory is charged to its exporter, as long as that process lives.
     fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, shared: *mut c_void, kind: c_uint) -> CuResult = import;
     /// Tiles of sparse arrays keep memory alive.
     fn cuMemMapArrayAsync | cuMemMapArrayAsync_ptsz (list: *mut ArrayMapInfo, count: c_uint, stream: Stream) -> CuResult = map_tiles;
@@ -130,7 +130,7 @@ fn import(
         let handle = unsafe { written(handle) };
         let mut prop = AllocationProp::EMPTY;
         if !driver_calls::allocation_properties(&raw mut prop, handle).is_ok() {
-            // Not memory but a multicast object, the other thing that is shared this way.
+            // A multicast object, which is shared by the same call as memory.
             physical.multicast(handle, mark);
         } else if prop.location.kind == LOCATION_DEVICE
             && let Verdict::Limited(device) = call.process.device(prop.location.id)

@@ -1,4 +1,4 @@
-//! Calls that make a stream wait. Work queued behind the wait does not keep the device busy meanwhile.
+//! Hooks of calls that make a stream wait: work queued behind a wait does not keep the device busy.
 
 use super::Call;
 use super::tail_jump::Arguments;
@@ -7,25 +7,25 @@ use core::ffi::{c_uint, c_void};
 use driver::cuda::{CuResult, DevicePtr, Event, IpcEventHandle, Stream};
 
 macros::hooks! {
-    /// CUDA driver API, Stream Management / Stream Memory Operations / External Resource Interoperability: what is queued
+    /// CUDA driver API, Stream Management / Stream Memory Operations / External Resource Interoperability: work queued
     /// behind a wait does not keep the device busy.
     library Cuda;
 
     fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz (stream: Stream, event: Event, flags: c_uint) -> CuResult = event jumps if jumps_on;
-    /// Event Management: an event may come behind a gate in its stream.
+    /// Event Management: an event may be recorded behind a gate in its stream.
     fn cuEventRecord | cuEventRecord_ptsz (event: Event, stream: Stream) -> CuResult = record jumps if jumps_on_event;
     fn cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz (event: Event, stream: Stream, flags: c_uint) -> CuResult = record_with_flags jumps if jumps_on_event;
     fn cuEventDestroy | cuEventDestroy_v2 (event: Event) -> CuResult = destroy jumps if jumps_on_event;
-    /// Another process's work may be behind an event from then on.
+    /// From then on, an event may depend on another process's work.
     fn cuIpcOpenEventHandle(event: *mut Event, handle: IpcEventHandle) -> CuResult = open_event;
     fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz | cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz (stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult = value;
     fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz | cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz (stream: Stream, at: DevicePtr, value: u64, flags: c_uint) -> CuResult = value;
-    /// There may be waits among them.
+    /// The batch may contain waits.
     fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz | cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz (stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint) -> CuResult = operations;
     fn cuWaitExternalSemaphoresAsync | cuWaitExternalSemaphoresAsync_ptsz (semaphores: *const c_void, parameters: *const c_void, count: c_uint, stream: Stream) -> CuResult = semaphores;
-    /// Execution Control / Stream Management: for the host.
+    /// Execution Control / Stream Management: the stream waits for a host function.
     fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz (stream: Stream, function: *const c_void, data: *mut c_void) -> CuResult = host_function;
-    /// Execution Control / Stream Management: for the host.
+    /// Execution Control / Stream Management: the stream waits for a host function.
     fn cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz (stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint) -> CuResult = callback;
     fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
 }

@@ -1,4 +1,4 @@
-//! Batches of copies, moves of managed memory, decompression.
+//! Hooks of batched copies, copies with attributes, prefetches of managed memory, and decompression.
 
 use super::{CopyKind, transfer};
 use crate::compute::Work;
@@ -12,36 +12,36 @@ macros::hooks! {
     /// CUDA driver API, Memory Management: copies and fills.
     library Cuda;
 
-    /// A batch is one work of as many bytes as its copies have together.
+    /// A batch is one piece of work, with the bytes of all its copies.
     fn cuMemcpyBatchAsync_v2 | cuMemcpyBatchAsync_v2_ptsz (to: *mut DevicePtr, from: *mut DevicePtr, sizes: *mut usize, count: usize, attributes: *mut CopyAttributes, firsts: *mut usize, attribute_count: usize, stream: Stream) -> CuResult = copies;
-    /// The form of CUDA 12.8, with the index of what failed.
+    /// The form of CUDA 12.8, which returns the index of the failed copy.
     fn cuMemcpyBatchAsync | cuMemcpyBatchAsync_ptsz (to: *mut DevicePtr, from: *mut DevicePtr, sizes: *mut usize, count: usize, attributes: *mut CopyAttributes, firsts: *mut usize, attribute_count: usize, failed: *mut usize, stream: Stream) -> CuResult = copies_12;
-    /// A batch is one work of as many bytes as its copies have together.
+    /// A batch is one piece of work, with the bytes of all its copies.
     fn cuMemcpy3DBatchAsync_v2 | cuMemcpy3DBatchAsync_v2_ptsz (count: usize, list: *mut BatchedCopy3d, flags: c_ulonglong, stream: Stream) -> CuResult = copies_3d;
-    /// The form of CUDA 12.8, with the index of what failed.
+    /// The form of CUDA 12.8, which returns the index of the failed copy.
     fn cuMemcpy3DBatchAsync | cuMemcpy3DBatchAsync_ptsz (count: usize, list: *mut BatchedCopy3d, failed: *mut usize, flags: c_ulonglong, stream: Stream) -> CuResult = copies_3d_12;
     /// A single copy with attributes, of CUDA 13.2.
     fn cuMemcpyWithAttributesAsync | cuMemcpyWithAttributesAsync_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *mut CopyAttributes, stream: Stream) -> CuResult = with_attributes;
     /// A single copy with attributes, of CUDA 13.2.
     fn cuMemcpy3DWithAttributesAsync | cuMemcpy3DWithAttributesAsync_ptsz (copy: *mut BatchedCopy3d, flags: c_ulonglong, stream: Stream) -> CuResult = with_attributes_3d;
 
-    /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
+    /// CUDA driver API, Unified Addressing: managed memory is moved before it is used.
     fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz (at: DevicePtr, bytes: usize, location: MemLocation, flags: c_uint, stream: Stream) -> CuResult = prefetch;
     /// The form of CUDA 8.
     fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz (at: DevicePtr, bytes: usize, device: Device, stream: Stream) -> CuResult = prefetch_8;
-    /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
+    /// CUDA driver API, Unified Addressing: managed memory is moved before it is used.
     fn cuMemPrefetchBatchAsync | cuMemPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(CopyKind::PREFETCH_BATCH);
-    /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
+    /// CUDA driver API, Unified Addressing: managed memory is moved before it is used.
     fn cuMemDiscardAndPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(CopyKind::DISCARD_AND_PREFETCH);
 
-    /// Decompression by the device's own engine.
+    /// Decompression by the device's decompression engine.
     fn cuMemBatchDecompressAsync | cuMemBatchDecompressAsync_ptsz (list: *mut DecompressParams, count: usize, flags: c_uint, failed: *mut usize, stream: Stream) -> CuResult = decompress;
 }
 
-/// The sizes of longer batches are not added up.
+/// Longer batches count as work of unknown size.
 const MOST_PARTS: usize = 1024;
 
-/// The work of a list whose parts have these sizes.
+/// The work of a list of `count` parts, whose sizes are added up.
 fn sum<T: Copy>(
     kind: CopyKind,
     list: *const T,
@@ -64,8 +64,8 @@ fn sum_of_sizes(kind: CopyKind, sizes: *const usize, count: usize) -> Option<Wor
     sum(kind, sizes, count, |size| size as u64)
 }
 
-/// The size of an element is known to the array only. So elements are added up, not bytes; that serves as
-/// well to tell works apart.
+/// Adds up elements instead of bytes, because only the array knows its elements' size. That distinguishes work kinds as
+/// well.
 fn sum_of_extents(list: *const BatchedCopy3d, count: usize) -> Option<Work> {
     sum(CopyKind::BATCH_3D, list, count, |part| {
         let rows = (part.extent.height as u64).saturating_mul(part.extent.depth as u64);
@@ -196,7 +196,7 @@ fn copies_3d_12(
     )
 }
 
-/// Prefetches managed memory. A prefetch is a hint: memory that was placed on the host stays there.
+/// Prefetches managed memory. A prefetch is only a hint: memory that was placed on the host stays there.
 fn ahead<F>(
     to_device: bool,
     at: DevicePtr,
@@ -233,7 +233,7 @@ fn prefetch_8(
     device: Device,
     stream: Stream,
 ) -> CuResult {
-    // The host is device -1.
+    // -1 means the host.
     ahead(device >= 0, at, bytes, stream, &call, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(at, bytes, device, stream) }
@@ -255,7 +255,7 @@ fn prefetches(
 ) -> CuResult {
     // SAFETY: as many addresses as said, which the driver is about to read.
     let mut ranges = unsafe { pointers::list(at, count) };
-    // A prefetch is a hint: memory that was placed on the host stays there.
+    // A prefetch is only a hint: memory that was placed on the host stays there.
     if ranges.any(|at| call.process.memory.is_on_host(at)) {
         return CuResult::SUCCESS;
     }

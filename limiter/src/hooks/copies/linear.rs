@@ -1,4 +1,4 @@
-//! Copies and fills of a number of contiguous bytes, and fills of rows.
+//! Hooks of copies and fills of contiguous bytes, and of fills of rows.
 
 use super::place::are_on_host;
 use super::{CopyKind, CopySize, DEFAULT, transfer};
@@ -125,8 +125,8 @@ fn anywhere_async(
     )
 }
 
-/// Makes two handlers for functions whose arguments give the size of the work: one for the form that works in
-/// the default stream, one for the form with a stream.
+/// Generates two handlers for functions whose arguments give the size of the work: one for the default stream, one with
+/// a stream argument.
 macro_rules! transfers {
     ($($name:ident, $name_async:ident<$($generic:ident),*>($($argument:ident: $type:ty),*) = $size:expr;)*) => {$(
         fn $name<$($generic,)* S: CopySize>(

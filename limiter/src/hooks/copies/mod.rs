@@ -1,20 +1,19 @@
-//! Copies and fills. Like kernels they occupy the device's engines and its memory's bandwidth, and pass the
-//! same gate.
+//! Hooks of copies and fills. Like kernels, these occupy the device's engines and memory bandwidth, and pass the same
+//! gate.
 //!
-//! * No bytes, and a copy within the host, are no work for the device: the CPU does it before the call
-//!   returns. If neither name nor descriptor says where the memory is ([`cuMemcpy`](linear), unified
-//!   addresses), the driver is asked. The source comes first: if it is on a device, that is enough. Batches
-//!   are not asked about: nothing guarantees that the CPU does their copies within the host.
-//! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It does not
-//!   pass the other device's gate as well. It would hold one device's time while it waits for the other's,
-//!   and two tenants that copy in opposite directions would stop each other.
-//! * A call may wait inside the driver for its work, or for what its stream has to do before: then its time counts as it
-//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies within a
-//!   device's memory never do (CUDA driver API, API synchronization behavior): they pass like launches, and take an entry
-//!   of the driver's queue as these do. A copy between devices takes up to 34 entries and more, where they have no access to
-//!   each other.
-//! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds` forms
-//!   the calling thread's.
+//! * A copy of zero bytes or within the host is no work for the device: the CPU does it before the call returns. If
+//!   neither name nor descriptor tells where the memory is ([`cuMemcpy`](linear), unified addresses), the driver is
+//!   queried, first for the source: if that is on a device, the destination does not matter. Batches are not queried:
+//!   nothing guarantees that the CPU does their copies within the host.
+//! * A copy between devices passes only the gate of its stream's device, whose engine moves the bytes. If it passed the
+//!   other gate as well, it would hold one device's time while it waits for the other's, and two tenants that copy in
+//!   opposite directions would block each other.
+//! * A call may wait inside the driver for its work or for its stream's earlier work. Its time then counts as it
+//!   passes, and its thread waits at a closed gate. The `Async` forms of fills and of copies within a device's memory
+//!   never wait (CUDA driver API, API synchronization behavior): they pass like launches, and take an entry of the
+//!   driver's queue as launches do. A copy between devices without peer access may take more than 34 entries.
+//! * A call without a stream argument works in the default stream: the legacy one, or the calling thread's in the
+//!   `_ptds` forms.
 
 pub(super) mod batched;
 pub(super) mod linear;
@@ -31,13 +30,13 @@ use driver::cuda::{CuResult, Stream};
 /// The stream of a call without a stream argument.
 const DEFAULT: Stream = ptr::null_mut();
 
-/// Transfers of one kind: the time of each depends only on its size.
+/// Transfers of one kind, whose time depends only on their size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CopyKind {
     code: u8,
     /// Bytes of one unit of the size.
     unit: u8,
-    /// Whether its name, or with it the descriptor, says that it reads and writes nothing but one device's memory.
+    /// Whether the function's name, possibly with the descriptor, implies that only one device's memory is accessed.
     of_devices: bool,
 }
 
@@ -77,7 +76,7 @@ impl CopyKind {
     const LAYERS: Self = Self::of_devices(0x50, 1);
     const LAYERS_PEER: Self = Self::of(0x60);
 
-    /// The kind for a pair of `CUmemorytype`s: [`CopyKind::ROWS`] or one of those after it.
+    /// The kind for a pair of `CUmemorytype`s: [`CopyKind::ROWS`] or one of the codes after it.
     const fn between(self, from: c_uint, to: c_uint) -> Self {
         const fn is_device(side: c_uint) -> bool {
             matches!(side, MEMORY_DEVICE | MEMORY_ARRAY)
@@ -86,18 +85,18 @@ impl CopyKind {
         Self { code, of_devices: self.of_devices && is_device(from) && is_device(to), ..self }
     }
 
-    /// The work of `size` units; `None`: there is nothing to do.
+    /// The work of `size` units; `None` for zero units.
     fn work(self, size: u64) -> Option<Work> {
         (size > 0).then(|| Work::transfer(self.code, size.saturating_mul(u64::from(self.unit))))
     }
 
-    /// The same by a function whose name ends with `Async`.
+    /// Like [`CopyKind::work`], for a function whose name ends with `Async`.
     fn async_work(self, size: u64) -> Option<Work> {
         self.work(size).map(|work| if self.of_devices { work.at_once() } else { work })
     }
 }
 
-/// A size argument: 32 bits in the forms of CUDA 2.
+/// A size argument; 32 bits wide in the forms of CUDA 2.
 trait CopySize: Copy {
     fn wide(self) -> u64;
 }
@@ -114,8 +113,8 @@ impl CopySize for c_uint {
     }
 }
 
-/// Makes a transferring call once the device's time allows it. `work` is called only if the time counts.
-/// Without work the call is made as it is.
+/// Runs a transferring call when the device's time allows it. `work` is evaluated only if the time counts; without work
+/// the call passes.
 #[inline]
 fn transfer<F>(
     work: impl FnOnce() -> Option<Work>,

@@ -1,4 +1,4 @@
-//! Where the memory at a unified address lies.
+//! Tells whether the memory at a unified address is on the host.
 
 use crate::driver_calls;
 use crate::driver_calls::undisturbing;
@@ -6,10 +6,10 @@ use core::ffi::{c_uint, c_void};
 use driver::copy::MEMORY_HOST;
 use driver::cuda::{CuResult, DevicePtr, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE};
 
-/// The value of `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` for an address that the driver does not know.
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` of an address that the driver does not know.
 const UNKNOWN: c_uint = 0;
 
-/// Whether all addresses are on the host. The check stops at the first one that is not.
+/// Whether all addresses are on the host. Stops at the first one that is not.
 pub(super) fn are_on_host<const N: usize>(addresses: [DevicePtr; N]) -> bool {
     undisturbing(|| addresses.into_iter().all(is_on_host))
 }
@@ -33,7 +33,7 @@ fn is_on_host(address: DevicePtr) -> bool {
     }
 }
 
-/// Managed memory may be on the device; then the device moves it.
+/// Managed memory counts as device memory: it may be there, and the device moves it.
 const fn is_host(kind: c_uint, managed: bool) -> bool {
     matches!(kind, UNKNOWN | MEMORY_HOST) && !managed
 }

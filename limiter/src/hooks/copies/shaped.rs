@@ -1,4 +1,4 @@
-//! Copies of rows and layers, by descriptor.
+//! Hooks of copies of rows and layers, which a descriptor describes.
 
 use super::place::are_on_host;
 use super::{CopyKind, DEFAULT, transfer};
@@ -31,11 +31,11 @@ macros::hooks! {
     fn cuMemcpy3DAsync(copy: *const Copy3dV1, stream: Stream) -> CuResult = described_async(CopyKind::LAYERS);
 }
 
-/// What a copy's descriptor says.
+/// The fields of a copy's descriptor that determine its work.
 trait Descriptor: Copy {
-    /// `CUmemorytype` of source and destination, and the address if it is a device or unified one.
+    /// `CUmemorytype` of source and destination, each with its address if that is a device or unified address.
     fn sides(&self) -> [(c_uint, DevicePtr); 2];
-    /// Bytes of a row, rows, layers.
+    /// Bytes per row, rows, layers.
     fn extent(&self) -> [u64; 3];
 }
 
@@ -75,7 +75,7 @@ impl Descriptor for Copy3dV1 {
     }
 }
 
-/// `work_of`: what so many bytes of the described kind are.
+/// The work of a described copy. `work_of`: maps a kind and its bytes to work.
 fn described_work<D: Descriptor>(
     kind: CopyKind,
     copy: *const D,
@@ -100,7 +100,7 @@ fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
     described_work(kind, copy, CopyKind::work)
 }
 
-/// The same of a function whose name ends with `Async`.
+/// Like [`described_work`], for a function whose name ends with `Async`.
 fn async_work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
     described_work(kind, copy, CopyKind::async_work)
 }
