@@ -1,4 +1,4 @@
-//! What the library was built from. It stands in the file, where `sluice version --verbose` reads it.
+//! The build information of this library, in the form that `sluice version --verbose` reads from the file.
 
 #[cfg(feature = "frida")]
 const ENGINE: (&str, &str) = (", features frida", ", engine frida-gum");
@@ -12,7 +12,7 @@ const PARTS: [&str; 15] = build_info::parts("libcuda_limiter.so", ENGINE.0, ENGI
 #[used]
 static LINE: [u8; build_info::length(&PARTS)] = build_info::joined(&PARTS);
 
-/// The line, without its mark.
+/// The build information, without its marker.
 pub(crate) fn line() -> &'static str {
     build_info::line_in(&LINE).unwrap_or_default()
 }

@@ -1,30 +1,32 @@
-//! Which C library the process has. The library is linked so that a process with another one than glibc loads it, too
-//! (`cargo xtask build-release`): a name that only glibc has is looked up, never linked against. Such a process could
-//! not load the driver, which needs glibc itself. So it is left alone. And whether it may be touched at all.
+//! Whether this process may be touched: only with glibc, and without extra privileges.
+//!
+//! The library is linked such that processes with another C library load it as well (`cargo xtask build-release`):
+//! names that only glibc has are looked up at run time, never linked against. A process with another C library could
+//! not load the driver, which needs glibc, so it is left alone.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::{mem, ptr};
 use std::arch::global_asm;
 
-/// What a loaded library exports by this name, or null.
+/// The address of an exported symbol of any loaded library, or null.
 fn by_name(name: &CStr) -> *mut c_void {
     // SAFETY: the name is NUL-terminated.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Whether it is glibc.
+/// Whether the process's C library is glibc.
 pub(crate) fn is_glibc() -> bool {
     !version().is_null()
 }
 
-/// Whether the process has more rights than who started it, as a setuid program: its environment is not to be believed.
-/// The loader preloads nothing into it by `LD_PRELOAD`; `/etc/ld.so.preload` holds for it, too.
+/// Whether the process has more privileges than its starter, as a setuid program does: its environment is then not
+/// trusted. The loader ignores `LD_PRELOAD` for such processes, but not `/etc/ld.so.preload`.
 pub(crate) fn has_more_rights() -> bool {
     // SAFETY: reads what the kernel passed.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// As in `2.36`; null on another C library.
+/// glibc's version, such as `2.36`; null on another C library.
 extern "C" fn version() -> *const c_char {
     type Version = unsafe extern "C" fn() -> *const c_char;
     let found = by_name(c"gnu_get_libc_version");
@@ -35,7 +37,7 @@ extern "C" fn version() -> *const c_char {
     unsafe { mem::transmute::<*mut c_void, Version>(found)() }
 }
 
-/// Reads the settings for name look-ups again.
+/// Rereads the resolver's settings; -1 on another C library.
 extern "C" fn read_resolver_settings() -> c_int {
     type Init = unsafe extern "C" fn() -> c_int;
     let found = by_name(c"__res_init");
@@ -46,7 +48,7 @@ extern "C" fn read_resolver_settings() -> c_int {
     unsafe { mem::transmute::<*mut c_void, Init>(found)() }
 }
 
-// The standard library is linked against these two names for look-ups that fail. Hidden: they serve this library alone.
+// The standard library links against these two names, for failed look-ups. Hidden, because only this library uses them.
 macro_rules! stands_for {
     ($jump:literal) => {
         global_asm!(

@@ -1,4 +1,4 @@
-//! A device with a ledger in this process.
+//! One device in this process, and the session's directory; [`process`](super::process) uses both.
 
 use crate::compute::Gate;
 use crate::ledger::DeviceLedger;
@@ -9,17 +9,17 @@ use config::{Config, DeviceIdentity};
 use session::{Page, directory};
 use std::path::{Path, PathBuf};
 
-/// What this process keeps about a device.
+/// A device that has a ledger in this process.
 pub(crate) struct Device {
-    /// The session's ledger of it.
+    /// The session's ledger of the device.
     pub(crate) ledger: &'static DeviceLedger,
     pub(crate) memory: DeviceMemory,
-    /// The gate that launches pass.
+    /// The gate for launches.
     pub(crate) gate: Gate,
 }
 
-/// The directory of this process's session. It is the one that `sluice run` made; otherwise one that all
-/// processes of this user, pid namespace (container) and pod with the same limits on `devices` share.
+/// The directory of this process's session: the one that `sluice run` created, or else one shared by all processes of
+/// the same user, pid namespace (container) and pod that have the same limits on `devices`.
 pub(crate) fn session_dir(
     config: &Config,
     devices: &[DeviceIdentity],
@@ -38,8 +38,8 @@ pub(crate) fn session_dir(
     dir.map_err(|error| LimiterFailure(error.to_string()))
 }
 
-/// Whether any limit holds in a process with this configuration: one of its own, or one in a page of its session.
-/// A page that cannot be read may hold one.
+/// Whether any limit applies to a process with this configuration: one of its own, or one in a page of its session. An
+/// unreadable page counts as a limit.
 pub(crate) fn is_limited(config: &Config) -> bool {
     let limited = |path: &Path| match Page::open_existing(path) {
         Ok(page) => page.look().map_or(true, |layout| layout.limits().limits_anything()),

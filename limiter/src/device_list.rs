@@ -1,12 +1,12 @@
-//! A list that only grows, and is read without a lock.
+//! A list of devices that only grows and is read without a lock.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Devices that one process can see. The driver itself stops at 64.
+/// The most devices that one process can use; the driver has the same limit.
 pub(crate) const MAX_DEVICES: usize = 64;
 
-/// One item for each device, null after the last.
+/// Pointers to the items, then nulls.
 pub(crate) struct DeviceList<T: 'static>([AtomicPtr<T>; MAX_DEVICES]);
 
 impl<T> DeviceList<T> {
@@ -14,12 +14,12 @@ impl<T> DeviceList<T> {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES])
     }
 
-    /// Whether there is no space for another item.
+    /// Whether the list has no space for another item.
     pub(crate) fn is_full(&self) -> bool {
         self.iter().count() == MAX_DEVICES
     }
 
-    /// Adds an item; does nothing if the list is full. One thread at a time may call this.
+    /// Adds an item; does nothing if the list is full. Must not be called by two threads at once.
     pub(crate) fn push(&self, item: &'static T) {
         if let Some(place) = self.0.iter().find(|place| place.load(Ordering::Relaxed).is_null()) {
             place.store(ptr::from_ref(item).cast_mut(), Ordering::Release);

@@ -1,9 +1,9 @@
-//! The variables that decide in this process.
+//! The settings of this process, from variables that the program cannot influence after the load.
 //!
-//! In a container with an allocation (Kubernetes), they are its node's, from the folder that is mounted there. In a
-//! session that has an owner (`sluice run`), they are the owner's, from the file that it wrote. Otherwise they
-//! are this process's own, as they were when the library was loaded. The program may change its environment, or
-//! overwrite the memory that holds it, before its first CUDA call: that changes nothing.
+//! In a container with an allocation (Kubernetes), the node's variables apply, from the mounted folder. In a session
+//! with an owner (`sluice run`), the owner's variables apply, from the owner's file. Otherwise this process's own
+//! variables apply, as of the library's load: a program may change its environment, or overwrite the memory that holds
+//! it, before its first CUDA call, without effect.
 
 use config::{Config, ConfigError, Snapshot};
 use core::ffi::{CStr, c_void};
@@ -19,21 +19,22 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// How long the first CUDA call of a process waits for its container's limits. They are written before the container
-/// starts, unless the kubelet was slow to tell whose it is.
+/// starts, unless the kubelet was slow to tell which pod it belongs to.
 const NODE_WRITES_WITHIN: Duration = Duration::from_secs(10);
 
-/// What was there when the library was loaded. It is a static because the constructor fills it, before any state of
-/// the process exists; a forked child has it as well. It is set once and never waited for.
+/// The state at the library's load. Static, because the constructor fills it before any state of the process exists,
+/// and a forked child keeps it. Set once, never waited for.
 static AT_LOAD: OnceLock<AtLoad> = OnceLock::new();
 
 #[derive(Clone)]
 struct AtLoad {
+    /// The process's own environment.
     variables: Snapshot,
-    /// The name under which the loader found the library.
+    /// The path from which the loader loaded the library.
     loaded_as: Option<PathBuf>,
-    /// The names under which it was told to look for it.
+    /// `LD_PRELOAD`.
     preload: OsString,
-    /// Whether this is a container with an allocation. Nothing in the environment has a say in that.
+    /// Whether this is a container with an allocation; independent of the environment.
     in_allocation: bool,
 }
 
@@ -48,14 +49,14 @@ impl AtLoad {
         AT_LOAD.get().cloned().unwrap_or_else(Self::take)
     }
 
-    /// The session that the variables name.
+    /// The session that `SLUICE_SESSION_DIR` names, if the path is absolute.
     fn named_session(&self) -> Option<&Path> {
         let named = self.variables.value(OsStr::new(SESSION_DIR)).map(Path::new);
         named.filter(|path| path.is_absolute())
     }
 
-    /// The session with an owner that this process belongs to. The name of the library comes first: a program changes
-    /// its variables easily. The names that it was to have show a session whose directory is gone.
+    /// The session with an owner that this process belongs to. The library's path comes first, because a program can
+    /// easily change its variables. The paths in `LD_PRELOAD` still name a session whose directory is gone.
     fn owned_session(&self) -> Option<&Path> {
         let loaded_from = self.loaded_as.as_deref().and_then(Path::parent);
         loaded_from
@@ -65,7 +66,7 @@ impl AtLoad {
     }
 }
 
-/// The session that this process was started in.
+/// The directory of the session that this process was started in.
 pub(crate) fn session() -> Option<PathBuf> {
     let at_load = AtLoad::present();
     if at_load.in_allocation {
@@ -74,12 +75,12 @@ pub(crate) fn session() -> Option<PathBuf> {
     at_load.owned_session().or_else(|| at_load.named_session()).map(Path::to_owned)
 }
 
-/// Keeps the present environment. To be called once, from the constructor.
+/// Stores the present environment. Must be called once, from the constructor.
 pub(crate) fn keep() {
     let _ = AT_LOAD.set(AtLoad::take());
 }
 
-/// The name that the loader has for this library.
+/// The path by which the loader knows this library.
 fn loaded_as() -> Option<PathBuf> {
     // SAFETY: plain data, for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { mem::zeroed() };
@@ -93,35 +94,35 @@ fn loaded_as() -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Why it is not known what holds.
+/// The reason why this process's settings are unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Undecided {
-    /// The owner's file.
+    /// The owner's file is invalid.
     #[error(transparent)]
     Owner(#[from] SettingsError),
-    /// What the container's node has written.
+    /// The container's allocation is invalid.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
-    /// A variable.
+    /// A variable is invalid.
     #[error(transparent)]
     Variable(#[from] ConfigError),
 }
 
-/// What was decided for this process.
+/// The settings of this process.
 pub(crate) struct Decided {
     pub(crate) config: Config,
-    /// The variables that decided.
+    /// The variables that apply.
     pub(crate) variables: Snapshot,
-    /// The only devices that the session may use, if its owner chose some.
+    /// The only devices that the session may use; `None`: all.
     pub(crate) only: Option<Vec<GpuId>>,
-    /// What the process's own environment asks for in vain, as lines.
+    /// Messages about the process's own variables that do not apply.
     pub(crate) in_vain: Vec<String>,
 }
 
-/// Reads what was decided.
+/// Reads the settings of this process.
 ///
 /// # Errors
-/// [`Undecided`]: the limits are not known then.
+/// [`Undecided`]: the limits are unknown.
 pub(crate) fn decided() -> Result<Decided, Undecided> {
     let at_load = AtLoad::present();
     let named = at_load.named_session();
@@ -150,7 +151,7 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
     if !differing.is_empty() {
         in_vain.push(format!("{}: not honoured; {decides}", differing.join(", ")));
     }
-    // How much a process says is its own matter.
+    // Each process chooses its own log level.
     let variables = variables.with_log_of(&own);
     let config = Config::from_env(&variables)?;
     Ok(Decided { config, variables, only: devices, in_vain })

@@ -1,8 +1,7 @@
 //! Keeps the driver alive under the calls of the limiter's own threads.
 //!
-//! These threads query events and memory at any time. A context that ends destroys its events, and a process
-//! that exits destroys the whole driver. Both wait until the threads have left the driver, and the threads do
-//! not enter it again.
+//! These threads query events and memory at any time. A context that ends destroys its events, and a process that exits
+//! shuts down the driver. Both wait until the threads have left the driver, and keep them out.
 
 use crate::{clock, driver_calls, own_thread};
 use core::sync::atomic::AtomicBool;
@@ -11,24 +10,24 @@ use core::time::Duration;
 use std::io;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-/// A step of waiting for threads to leave the driver.
+/// Interval of the polls for threads to leave the driver.
 const STEP_NS: u64 = 100_000;
 
-/// Keeps the limiter's own threads out of the driver when it ends.
+/// Starts the limiter's own threads, and keeps them out of the driver when it ends.
 pub(crate) struct ExitGuard {
-    /// The process that this guard belongs to. A child that was not made by `fork(3)` inherits the guard but
-    /// none of the threads. It must not wait for a lock that one of them held.
+    /// The process that this guard belongs to. A child not created by `fork(3)` inherits the guard but none of the
+    /// threads; it must not wait for a lock that one of them held.
     process: u32,
     at_exit: extern "C" fn(),
     watches: AtomicBool,
-    /// One thread for each device whose time is limited. Each is in the driver only for moments.
+    /// Visits of the governors: one thread for each device with a compute share, each in the driver only briefly.
     pub(crate) governors: Visits,
-    /// The reconciler may be in the driver for as long as the device works.
+    /// Visits of the reconciler, which may be in the driver for as long as the device works.
     pub(crate) reconciler: Visits,
 }
 
 impl ExitGuard {
-    /// `at_exit` has to keep the threads out.
+    /// `at_exit`: the exit handler, which has to keep the threads out of the driver.
     pub(crate) fn new(at_exit: extern "C" fn()) -> Self {
         Self {
             process: std::process::id(),
@@ -46,23 +45,23 @@ impl ExitGuard {
         own_thread::start(name, body)
     }
 
-    /// Stops the threads when the program exits, before the driver ends itself. Exit handlers run in the
-    /// opposite order of their registration, and the driver registered its handler earlier.
+    /// Stops the threads when the program exits, before the driver shuts down. Exit handlers run in reverse order of
+    /// their registration, and the driver registered its handler earlier.
     fn watch_exit(&self) {
-        // Not a `Once`: a forked child may find it locked by a thread that the child does not have.
+        // Not a `Once`: in a forked child it could be locked by a thread that does not exist there.
         if !self.watches.swap(true, AcqRel) {
             // SAFETY: the handler does not unwind.
             unsafe { libc::atexit(self.at_exit) };
         }
     }
 
-    /// Whether the threads are of this process.
+    /// Whether this process started the threads.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 }
 
-/// The visits that threads of one kind make to the driver.
+/// The visits of one kind of thread to the driver.
 pub(crate) struct Visits {
     inside: RwLock<()>,
     kept_out: AtomicBool,
@@ -73,8 +72,7 @@ impl Visits {
         Self { inside: RwLock::new(()), kept_out: AtomicBool::new(false) }
     }
 
-    /// Such a thread holds this around its driver calls. When the process is about to end, the thread has no
-    /// more work to do and sleeps here.
+    /// Guard for a thread's driver calls. When the process is about to end, the thread sleeps here for good.
     pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
         if let Some(inside) = self.try_enter() {
             return inside;
@@ -84,19 +82,19 @@ impl Visits {
         }
     }
 
-    /// The same; `None` when the process is about to end.
+    /// Like [`Visits::enter`]; `None` when the process is about to end.
     pub(crate) fn try_enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let inside = self.inside.read().unwrap_or_else(PoisonError::into_inner);
         (!self.kept_out.load(Relaxed)).then_some(inside)
     }
 
-    /// Waits until no such thread is in the driver, and keeps them out while the guard is held.
+    /// Waits until these threads have left the driver, and keeps them out while the guard is held.
     pub(crate) fn exclude(&self) -> RwLockWriteGuard<'_, ()> {
         self.inside.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the threads out for good. Waits for those inside, but at most `longest`: a thread may have been
-    /// ended in the middle of a call.
+    /// Keeps the threads out for good. Waits at most `longest` for those inside, because a thread may have been killed
+    /// in the middle of a call.
     pub(crate) fn keep_out(&self, longest: Duration) {
         let mut tries = longest.as_nanos() / u128::from(STEP_NS);
         let _alone = loop {

@@ -1,4 +1,4 @@
-//! The session's ledger of one device, with this process's membership.
+//! The session's ledger of one device, with this process's membership. Memory and compute charge through it.
 
 use crate::verdict::LimiterFailure;
 use crate::{clock, report};
@@ -14,7 +14,7 @@ use session::{LedgerGuard, Membership, Page, PageError};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// How often dead processes are looked for while no bytes are missing.
+/// How often to look for dead processes while no bytes are missing.
 const REAP_PERIOD: Duration = Duration::from_millis(50);
 
 /// The ledger that the processes of a session share for a device.
@@ -22,13 +22,13 @@ pub(crate) struct DeviceLedger {
     uuid: GpuId,
     membership: Membership,
     on_failure: OnFailure,
-    /// Why the page is no longer trusted.
+    /// The reason why the page is no longer trusted.
     broken: OnceLock<LimiterFailure>,
 }
 
 impl DeviceLedger {
-    /// Claims a slot in the session's page of the device. From then on the page's limits hold: those it was
-    /// made with, or as changed since.
+    /// Claims a slot in the session's page of the device. From then on the page's limits apply: the initial ones, or as
+    /// changed since.
     pub(crate) fn join(
         uuid: GpuId,
         limits: &Limits,
@@ -42,12 +42,12 @@ impl DeviceLedger {
         Ok((Self { uuid, membership, on_failure, broken: OnceLock::new() }, limits))
     }
 
-    /// Claims a slot for this device in the page of those that the session uses together.
-    /// Whether the session has used devices together.
+    /// Whether this session's directory permits a page of the devices that the session uses together.
     pub(crate) fn may_join_those_together(&self) -> bool {
         self.membership.folder().is_some_and(Together::may_join)
     }
 
+    /// Joins the page of the devices that the session uses together, with a slot for this device.
     pub(crate) fn join_those_together(&self) -> Result<(Together, Self), LimiterFailure> {
         let refused = |error: PageError| LimiterFailure(error.to_string());
         let gone = || LimiterFailure("the session's directory is unknown".to_owned());
@@ -67,31 +67,31 @@ impl DeviceLedger {
         &self.membership
     }
 
-    /// Opens the session's ledger; if that fails, reports it and returns `None`.
+    /// Opens the session's ledger; reports a failure and returns `None`.
     pub(crate) fn open(&self) -> Option<LedgerGuard<'_>> {
         self.or_say(self.membership.open())
     }
 
-    /// The page's fields, read without opening the ledger.
+    /// The page's fields, read without opening the ledger; reports a failure and returns `None`.
     pub(crate) fn page(&self) -> Option<&PageLayout> {
         self.or_say(self.membership.look())
     }
 
-    /// A process of the session had work queued and no lease for so long.
+    /// Adds the time (ns) in which a process of the session had work queued and held no lease.
     pub(crate) fn note_wait(&self, waited_ns: u64) {
         if let Some(page) = self.page() {
             page.waited_ns.fetch_add(waited_ns, Relaxed);
         }
     }
 
-    /// An allocation of this process failed for good.
+    /// Records an allocation of `bytes` that failed for good.
     pub(crate) fn note_refusal(&self, reason: RefusedFor, bytes: u64) {
         if let Some(mut opened) = self.open() {
             opened.note_refusal(reason, bytes, clock::now());
         }
     }
 
-    /// One of the limiter's own threads has used CPU time for this device.
+    /// Adds CPU time (ns) of the limiter's own threads for this device.
     pub(crate) fn note_own_cpu(&self, used_ns: u64) {
         if let Some(page) = self.page() {
             page.limiter_cpu_ns.fetch_add(used_ns, Relaxed);
@@ -115,19 +115,18 @@ impl DeviceLedger {
         })
     }
 
-    /// Gives back what dead processes held; `true`: there was something.
+    /// Releases what dead processes held; returns whether there was anything.
     pub(crate) fn reap(&self) -> bool {
         self.or_say(self.membership.reap()).is_some_and(|dead| dead > 0)
     }
 
-    /// The page's fields without dead processes, as of the last check. If no process of the session has
-    /// checked within [`REAP_PERIOD`], this one does.
+    /// The page's fields without dead processes. Looks for dead processes unless a process of the session has done so
+    /// within [`REAP_PERIOD`].
     pub(crate) fn page_reaped(&self) -> Option<&PageLayout> {
         self.or_say(self.membership.look_reaped(REAP_PERIOD))
     }
 
-    /// Gives bytes back to the session. If the ledger cannot be opened now, they are given back when it next
-    /// can.
+    /// Releases bytes. If the ledger cannot be opened now, releases them when it can next be opened.
     pub(crate) fn release(&self, kind: MemoryKind, bytes: u64) {
         match self.open() {
             Some(mut opened) => {
@@ -139,7 +138,7 @@ impl DeviceLedger {
         }
     }
 
-    /// Reports bytes that could not be given back, unless the whole page is known to be damaged: that is said already.
+    /// Reports bytes that could not be released, unless the whole page is damaged, which is reported already.
     pub(crate) fn say_if_damaged(&self, released: Result<(), session::ledger::Damaged>) {
         if let Err(damaged) = released
             && self.page().is_some()
@@ -149,7 +148,7 @@ impl DeviceLedger {
         }
     }
 
-    /// Why the limits of this device can no longer be enforced.
+    /// The reason why the limits of this device can no longer be enforced.
     pub(crate) fn broken(&self) -> Option<&LimiterFailure> {
         self.broken.get()
     }
@@ -159,18 +158,17 @@ impl DeviceLedger {
         self.broken().is_some_and(|refused| !self.lets_pass(refused))
     }
 
-    /// Whether a call may go on although a limit of this device cannot be enforced, for this reason. Reports
-    /// the reason.
+    /// Reports why a limit of this device cannot be enforced, and returns whether calls may go on without it.
     pub(crate) fn lets_pass(&self, refused: &LimiterFailure) -> bool {
         refused.lets_pass(self.on_failure)
     }
 
-    /// Whether the session has a limit on this device, as of now.
+    /// Whether the session has a limit on this device now.
     pub(crate) fn is_limited(&self) -> bool {
         self.page().is_none_or(|page| page.limits().limits_anything())
     }
 
-    /// Whether the device's time is limited, as of now.
+    /// Whether the device has a compute share now.
     pub(crate) fn is_scheduled(&self) -> bool {
         self.page().is_some_and(|page| page.limits().compute.is_limit())
     }
@@ -195,7 +193,7 @@ impl DeviceLedger {
     }
 }
 
-/// What a session may still take on the device itself.
+/// Bytes that a session may still take on the device itself.
 pub(crate) fn left(opened: &Ledger<'_>) -> u64 {
     let left = opened.limit().saturating_sub(opened.used());
     left.min(opened.real_limit().saturating_sub(opened.on_device()))

@@ -1,11 +1,11 @@
-//! The library's own pages in memory. A program that never uses CUDA needs next to none of them once it has started,
-//! and every process of a session has the library loaded.
+//! Releases the library's own pages in memory after the start. Every process of a session loads the library, and one
+//! that never uses CUDA needs hardly any of its pages.
 
 use core::ffi::{c_int, c_ulong, c_void};
 use core::{ptr, slice};
 use libc::{Elf64_Phdr, dl_phdr_info};
 
-/// An entry of a library's dynamic section (`Elf64_Dyn`), with the tags that are asked for here (`elf.h`).
+/// An entry of a dynamic section (`Elf64_Dyn`), with the tags used here (`elf.h`).
 #[repr(C)]
 struct Dynamic {
     tag: i64,
@@ -17,14 +17,14 @@ const DT_TEXTREL: i64 = 22;
 const DT_FLAGS: i64 = 30;
 const DF_TEXTREL: u64 = 4;
 
-/// Gives back what the start has touched of the library's file. It stays in the page cache, and a page comes back
-/// when it is touched again. To be called at the end of the constructor.
+/// Releases the pages of the library's file that the start has touched. They remain in the page cache and come back
+/// when touched. Must be called at the end of the constructor.
 pub(crate) fn give_back() {
     // SAFETY: the callback is of this signature, and keeps nothing.
     unsafe { libc::dl_iterate_phdr(Some(look), ptr::null_mut()) };
 }
 
-/// Looks at a loaded library. Anything but 0 ends the search.
+/// Callback for each loaded library; a result other than 0 ends the iteration.
 unsafe extern "C" fn look(info: *mut dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
     // SAFETY: the loader passes a structure that is valid during the call, with the headers that it names.
     let (base, headers) = unsafe {
@@ -59,7 +59,7 @@ fn start_of(base: usize, header: &Elf64_Phdr) -> usize {
     base.wrapping_add(header.p_vaddr as usize)
 }
 
-/// The pages that are wholly within, as their start and length.
+/// Start and length of the whole pages within a range.
 fn whole_pages(start: usize, length: usize, page: usize) -> Option<(usize, usize)> {
     let end = start.checked_add(length)?;
     let first = start.checked_next_multiple_of(page)?;
@@ -67,10 +67,10 @@ fn whole_pages(start: usize, length: usize, page: usize) -> Option<(usize, usize
     (first < last).then(|| (first, last - first))
 }
 
-/// Whether the loader may have written into what is not to be written. That would not come back.
+/// Whether the loader may have written into read-only segments; such changes would be lost.
 ///
 /// # Safety
-/// To be called with base and headers of a library that stays loaded.
+/// `base` and `headers` must be those of a library that stays loaded.
 unsafe fn may_have_relocated_code(base: usize, headers: &[Elf64_Phdr]) -> bool {
     let Some(header) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
         return true;
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(whole_pages(0x1000, 0x1000, 0), None);
     }
 
-    /// This test program's code and constants are as they were.
+    /// This test program's code and constants are unchanged.
     #[test]
     fn what_is_given_back_comes_back() {
         static SAID: &str = "constants are as they were";

@@ -1,4 +1,4 @@
-//! The limiter's own threads in the program's process.
+//! Starts the limiter's own threads in the program's process, with the program's signals blocked.
 
 use core::mem;
 use core::ptr;
@@ -9,13 +9,13 @@ use std::thread;
 /// Enough for the calls that these threads make.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// Starts a thread that blocks the program's signals: those are for the program's own threads. SIGBUS is open
-/// while the thread is awake, unless the program blocks it: it reports an access to a page that was cut short.
+/// Starts a thread with all signals blocked, because signals are for the program's own threads. While the thread is
+/// awake, SIGBUS is open unless the program blocks it: it reports an access to a truncated page.
 pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     start_boxed(name, Box::new(body))
 }
 
-/// Starting a thread takes kilobytes of code: here it is once.
+/// Not generic, because starting a thread takes kilobytes of code.
 fn start_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     let blocked = SignalsBlocked::new();
     let stack = STACK_BYTES.saturating_add(taken_from_each_stack());
@@ -34,20 +34,20 @@ fn start_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     started
 }
 
-/// The CPU time of one of these threads.
+/// The CPU time of one of the limiter's threads.
 #[derive(Default)]
 pub(crate) struct CpuTime(u64);
 
 impl CpuTime {
-    /// What the calling thread has used since it last asked, in nanoseconds.
+    /// Nanoseconds of CPU time that the calling thread has used since the previous call.
     pub(crate) fn since(&mut self) -> u64 {
         let now = session::clock::thread_cpu_ns();
         now.saturating_sub(core::mem::replace(&mut self.0, now))
     }
 }
 
-/// Sleeps without any signal. While such a thread is awake, it may run a handler that the program has set in
-/// place of the limiter's.
+/// Sleeps with all signals blocked. Otherwise the thread might run a handler by which the program has replaced the
+/// limiter's.
 pub(crate) fn asleep<R>(sleep: impl FnOnce() -> R) -> R {
     let mut blocked = SignalsBlocked::new();
     let slept = sleep();
@@ -64,7 +64,7 @@ pub(crate) fn asleep<R>(sleep: impl FnOnce() -> R) -> R {
     slept
 }
 
-/// Opens the calling thread to SIGBUS, unless one waits for a thread of the program.
+/// Unblocks SIGBUS for the calling thread, unless one is pending for the program.
 fn open_to_faults() {
     // SAFETY: the sets are initialised by the calls.
     unsafe {
@@ -79,9 +79,8 @@ fn open_to_faults() {
     session::faults_may_change();
 }
 
-/// The part of a thread's stack that the C library takes for thread-local variables of the program and all
-/// its libraries. It may be more than the rest. The standard library asks in the same way when it makes sure
-/// that a thread can be started at all.
+/// Bytes of each thread's stack that the C library takes for thread-local variables of the program and all its
+/// libraries, possibly more than the rest. The standard library queries it in the same way for its minimum stack size.
 fn taken_from_each_stack() -> usize {
     type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     // SAFETY: a fixed name.
@@ -102,7 +101,7 @@ fn taken_from_each_stack() -> usize {
     }
 }
 
-/// Blocks all signals, also for a thread that is started meanwhile.
+/// Blocks all signals of the calling thread, and of threads started meanwhile.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {

@@ -1,4 +1,5 @@
-//! Notices that a driver library has been loaded, and patches it before any thread can call it.
+//! Notices that a driver library has been loaded, and patches it before any thread can call it. The loader watch calls
+//! this.
 
 use crate::driver_calls::{self, library::Start};
 use crate::environment;
@@ -17,12 +18,13 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::panic::{self, AssertUnwindSafe};
 
-/// The libraries seen in the loader's list.
+/// The libraries in the loader's list.
 struct KnownLibraries {
-    /// In the list's order.
+    /// The whole list, in the loader's order.
     libraries: Vec<(usize, usize)>,
+    /// The patched copies of driver and NVML.
     patched: [Option<(usize, usize)>; 2],
-    /// Where the stack ended when the driver was patched.
+    /// The stack's end when the driver was patched.
     stack: usize,
 }
 
@@ -31,14 +33,14 @@ static SEEN: Turnstile<KnownLibraries> =
 
 fn failed(message: String) {
     unpatched::note(message);
-    // From now on launches must be looked at even if no compute share is set.
+    // From now on every launch has to check, even without a compute share.
     crate::compute::set_gated(None);
 }
 
 /// Starts the loader watch, and patches the libraries that are already loaded.
 ///
 /// # Safety
-/// To be called from a constructor.
+/// Must be called from a constructor.
 pub(crate) unsafe fn start() {
     crate::process::watch_forks();
     not_cancelled(crate::process::hold_session);
@@ -50,7 +52,7 @@ pub(crate) unsafe fn start() {
     });
 }
 
-/// Nobody tells of libraries that are loaded from now on. So the driver is loaded now, and patched.
+/// Fallback without a loader watch: loads the driver now and patches it.
 fn not_watched(error: &loader::WatchError) {
     let config = configuration();
     let is_limited = may_be_limited(&config);
@@ -59,7 +61,7 @@ fn not_watched(error: &loader::WatchError) {
         // SAFETY: a constructor may load libraries. Each stays loaded: its next load would not be noticed.
         unsafe { !libc::dlopen(name.as_ptr(), libc::RTLD_LAZY).is_null() }
     };
-    // NVML may be missing.
+    // A missing NVML is no failure.
     let [has_driver, _] = [Library::Cuda, Library::Nvml].map(|library| is_limited && load(library));
     on_change();
     if unpatched::failure().is_some() {
@@ -71,7 +73,7 @@ fn not_watched(error: &loader::WatchError) {
     }
 }
 
-/// Calls of a driver that has not started neither arrive nor can be refused. The last resort is that it finds no device.
+/// Fallback when calls into the driver neither reach a hook nor can be refused: hides all devices from it.
 fn cannot_refuse(failure: &str, config: &Option<Config>) {
     if on_failure(config) == OnFailure::Open {
         let _ = LimiterFailure(failure.to_owned()).lets_pass(OnFailure::Open);
@@ -85,21 +87,20 @@ fn cannot_refuse(failure: &str, config: &Option<Config>) {
     ));
 }
 
-/// Runs `work` in the middle of the loader's work, which cannot be unwound. A panic ends here.
+/// Runs `work` inside the loader, through which nothing may unwind. A panic ends here.
 fn not_cancelled(work: impl FnOnce()) {
     let before = cancellation::put_off();
     let _ = panic::catch_unwind(AssertUnwindSafe(work));
     cancellation::allow_again(before);
 }
 
-/// The loader's lock is held: nothing here may load a library or wait for another thread.
+/// Called with the loader's lock held: must not load a library or wait for another thread.
 fn on_change() {
-    // The loader's lock keeps other threads out. A signal handler that loads libraries while this runs is
-    // turned away.
+    // The loader's lock keeps other threads out; a signal handler that loads libraries meanwhile is turned away.
     not_cancelled(|| SEEN.pass(look));
 }
 
-/// Looks at the driver's patches, in a thread of the limiter's own.
+/// Checks the driver's patches, from a thread of the limiter.
 fn check_again() {
     if unpatched::failure().is_some() || !driver_calls::library::is_kept() {
         return;
@@ -107,12 +108,12 @@ fn check_again() {
     // SAFETY: it stays loaded.
     unsafe { hooks::look_at_patches(Library::Cuda) };
     if unpatched::failure().is_some() {
-        // Says it where there is a limit.
+        // Reports the failure if there is a limit.
         let _ = crate::process::get().cuda();
     }
 }
 
-/// What is configured; `None`: it cannot be read. Asked for only where something is not as it should be.
+/// The configuration; `None`: unreadable. Read only when something is wrong.
 fn configuration() -> Option<Config> {
     environment::decided().ok().map(|decided| decided.config)
 }
@@ -121,13 +122,13 @@ fn on_failure(config: &Option<Config>) -> OnFailure {
     config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure)
 }
 
-/// Whether there is any limit. What cannot be read may hold one.
+/// Whether there may be a limit; an unreadable configuration counts as one.
 fn may_be_limited(config: &Option<Config>) -> bool {
     config.as_ref().is_none_or(|config| !config.control_disabled && device::is_limited(config))
 }
 
-/// Says that limits cannot be enforced when that is found out, and not only in the first call that fails. What has
-/// no limit is left alone. `reached`: the program's calls arrive at least in `cuInit`, which then fails.
+/// Reports at once that limits cannot be enforced, instead of at the first call that fails. Does nothing without a
+/// limit. `reached`: whether at least `cuInit` reaches its hook, which then fails.
 fn announce(reached: bool) {
     let Some(failure) = unpatched::failure() else { return };
     let config = configuration();
@@ -141,11 +142,10 @@ fn announce(reached: bool) {
     }
 }
 
-/// The list as it was, searched in its order: a program may have hundreds of libraries and load them one by
-/// one.
+/// The previous list, searched in order: a program may have hundreds of libraries and load them one by one.
 struct Before<'a> {
     libraries: &'a [(usize, usize)],
-    /// The position after the last library that was searched for and found.
+    /// The position after the library found last.
     next: usize,
 }
 
@@ -198,7 +198,7 @@ fn look(seen: &mut KnownLibraries) {
         }
         *slot = Some(library.key());
         if kind == Library::Cuda {
-            // More than different ways to load a library take.
+            // More than the stack depth varies between the ways to load a library.
             seen.stack = here.saturating_sub(512);
         }
         patch(kind, library);
@@ -215,7 +215,7 @@ fn look(seen: &mut KnownLibraries) {
     }
 }
 
-/// The patched copy has been unloaded. Further copies lead to it, so calls into them fail from now on.
+/// Makes further copies fail after the patched copy, to which they lead, has been unloaded.
 fn unloaded(kind: Library) {
     let gone = match kind {
         Library::Cuda => {
@@ -240,7 +240,7 @@ fn unloaded(kind: Library) {
     }
 }
 
-/// Stands in for a function whose arguments do not matter any more.
+/// Replaces any function of the unloaded driver; ignores the arguments.
 extern "C" fn driver_is_gone() -> CuResult {
     CuResult::DEINITIALIZED
 }
@@ -249,25 +249,25 @@ extern "C" fn nvml_is_gone() -> NvmlReturn {
     NvmlReturn::UNINITIALIZED
 }
 
-/// A hooked function that a library has.
+/// A hooked function of a library.
 struct Found {
     hook: &'static hooks::Hook,
     address: *const c_void,
     outcome: Result<(), hook::HookError>,
-    /// Of the function that has the same address and was found before.
+    /// Index of the first function at the same address.
     same_as: Option<usize>,
 }
 
-/// What became of a library's functions.
+/// The result of patching a library.
 struct Patched {
     engine: &'static str,
     found: Vec<Found>,
     patches: Vec<Patch>,
 }
 
-/// Patches the functions of a library, each once: it may have several names, and the trampoline of a second patch
-/// would lead to the hook of the first. `slots`: whether the hooks lead back into this library. What an engine says
-/// is not believed but verified.
+/// Patches the functions of a library, each once: an address may have several names, and the trampoline of a second
+/// patch would lead to the first hook. `slots`: whether the hooks lead back into this library. The result is verified,
+/// whatever the engine reports.
 fn patch_all(kind: Library, library: &loader::Library, slots: bool) -> Patched {
     let wanted: HashMap<&str, &'static hooks::Hook> =
         hooks::all().filter(|hook| hook.library == kind).map(|hook| (hook.symbol, hook)).collect();
@@ -311,7 +311,7 @@ fn patch(kind: Library, library: loader::Library) {
     let Patched { engine, found, patches } = patch_all(kind, &library, true);
     let patches: HashMap<usize, &Patch> =
         patches.iter().map(|patch| (patch.address, patch)).collect();
-    // The trampoline of each patched function.
+    // The trampoline of each patched function, by address.
     let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
     let mut states: HashMap<&str, String> = HashMap::new();
     for function in &found {
@@ -346,7 +346,7 @@ fn patch(kind: Library, library: loader::Library) {
     }
     write_report(kind, engine, &states);
     if kind == Library::Cuda && !states.contains_key("cuInit") {
-        // Every driver has it: this one's table of symbols is not what it seems.
+        // Every driver has `cuInit`, so this library's symbol table is not to be trusted.
         failed(format!(
             "cuInit: not found among the symbols of {}, which therefore cannot be patched",
             library.path()
@@ -356,8 +356,8 @@ fn patch(kind: Library, library: loader::Library) {
     close(&found, is_first);
 }
 
-/// Says at once what could not be patched. Where the hook of `cuInit` is among it, `cuInit` itself is made to
-/// refuse: without it no other call works. `is_first`: nothing failed before, so what NVML lacks was not announced.
+/// Reports at once which functions could not be patched. If the hook of `cuInit` is among them, makes `cuInit` itself
+/// fail, without which no other call works. `is_first`: no earlier failure was reported.
 fn close(found: &[Found], is_first: bool) {
     if found.iter().all(|function| function.outcome.is_ok()) {
         return;
@@ -370,7 +370,7 @@ fn close(found: &[Found], is_first: bool) {
     }
 }
 
-/// Makes a function refuse its calls, where the policy is to refuse them.
+/// Makes a function fail, if the process is set to fail closed; returns whether that was done.
 fn refuses(function: &Found) -> bool {
     let config = configuration();
     let closed = may_be_limited(&config) && on_failure(&config) == OnFailure::Closed;
@@ -378,18 +378,18 @@ fn refuses(function: &Found) -> bool {
     closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
 }
 
-/// Whether the first copy of the driver, which has not started, is loading the other: it hands calls on, as WSL's does.
-/// The other is the driver then. The hooks of both lead into it, past the first: each call is counted once. `is_nested`: the
-/// stack is longer than when the first was loaded, as in its constructors.
+/// Whether the first copy of the driver, which is not initialised, is loading this one and forwards calls to it, as
+/// WSL's does. This copy is then the driver: the hooks of both lead into it and count each call once. `is_nested`: the
+/// stack is deeper than at the first copy's load, as in its constructors.
 fn hands_on(kind: Library, first: (usize, usize), is_nested: bool) -> bool {
     let state = driver_calls::library::state();
     let may_load = state == Start::Begun || (state == Start::Not && is_nested);
     kind == Library::Cuda && may_load && loader::is_calling(first.0)
 }
 
-/// A library is patched once in a process, because a hook has one trampoline. A further copy (another path,
-/// another namespace of the loader) must not bypass the limits. So its hooked functions lead to the first
-/// copy. The further copy is then never initialised, and its other functions only fail.
+/// Redirects a further copy of a library (from another path or loader namespace) to the first one, because a hook has
+/// only one trampoline and no copy may bypass the limits. The further copy is never initialised, so its other functions
+/// fail.
 fn further_copy(kind: Library, library: &loader::Library) {
     let config = configuration();
     if config.as_ref().is_some_and(|config| !config.keeps_account()) {
@@ -397,7 +397,7 @@ fn further_copy(kind: Library, library: &loader::Library) {
     }
     let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());
     match kind {
-        // Its handles mean nothing to the first copy.
+        // The first copy does not know this copy's handles.
         Library::Nvml => report::once(format_args!("{copy}: it shows the device, not the limits")),
         Library::Cuda if config.is_some_and(|config| config.on_failure == OnFailure::Open) => {
             report::once(format_args!("{copy}: calls into it are NOT limited"));
@@ -440,7 +440,7 @@ mod tests {
     fn only_new_libraries_are_fresh() {
         assert_eq!(fresh(&[], &[1, 2]), [1, 2]);
         assert_eq!(fresh(&[1, 2], &[1, 2, 3]), [3]);
-        // One was unloaded, another loaded.
+        // One library was unloaded, another loaded.
         assert_eq!(fresh(&[1, 2, 3, 4], &[1, 3, 4, 5]), [5]);
         // A namespace before the last one has grown.
         assert_eq!(fresh(&[1, 2, 8, 9], &[1, 2, 3, 8, 9]), [3]);
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(fresh(&[1, 2], &[1, 2, 8, 2]), [8]);
         assert_eq!(fresh(&[1, 2, 8, 2], &[1, 2, 8, 2, 9]), [9]);
         assert!(fresh(&[1, 2, 8, 2], &[1, 2]).is_empty());
-        // Whatever the order.
+        // In any order.
         assert_eq!(fresh(&[1, 2, 3], &[3, 1, 4, 2]), [4]);
     }
 }

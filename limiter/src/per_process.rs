@@ -1,8 +1,8 @@
-//! Statics that survive a `fork`.
+//! State that survives a `fork`.
 //!
-//! A lock that another thread held at the time of a `fork` stays locked in the child, where that thread does
-//! not exist. There are two ways out: the child forgets the static and makes a new one ([`PerProcess`]), or
-//! the lock records which process took it ([`Turnstile`]).
+//! A lock that another thread held at the time of a `fork` stays locked in the child, where that thread does not exist.
+//! Remedies: the child forgets the static and makes a new one ([`PerProcess`]), or the lock records the process that
+//! holds it ([`Turnstile`]).
 
 use core::cell::UnsafeCell;
 use core::ptr;
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// State for one thread at a time. Other threads are turned away instead of waiting.
 pub(crate) struct Turnstile<T> {
-    /// The process whose thread is inside, or zero.
+    /// The process whose thread is inside; 0: none.
     inside: AtomicU32,
     state: UnsafeCell<T>,
 }
@@ -42,7 +42,7 @@ impl<T> Turnstile<T> {
     }
 }
 
-/// Leaves, also when a panic passes through.
+/// Marks the turnstile as free, even after a panic.
 struct Leave<'a>(&'a AtomicU32);
 
 impl Drop for Leave<'_> {
@@ -51,16 +51,14 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// A value made when it is first asked for.
+/// A value made at its first use.
 pub(crate) struct PerProcess<T: 'static>(AtomicPtr<T>);
 
 impl<T: Default + Sync> PerProcess<T> {
-    /// A value that has not been made yet.
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The value.
     pub(crate) fn get(&self) -> &'static T {
         let present = self.0.load(Ordering::Acquire);
         // SAFETY: null, or leaked and never freed.
@@ -81,7 +79,7 @@ impl<T: Default + Sync> PerProcess<T> {
         }
     }
 
-    /// Forgets the value. For a forked child.
+    /// Forgets the value, in a forked child.
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Release);
     }

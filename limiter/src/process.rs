@@ -1,5 +1,5 @@
-//! The state of the limiter in this process: one value. It is made at the first call into a patched function
-//! and handed to all code that needs it. A forked child makes a new one.
+//! The limiter's state in this process: one value, made at the first call into a patched function and handed to all
+//! code that needs it. A forked child makes a new one.
 
 use crate::compute::{self, Gate, Launched, Source};
 use crate::device::{self, Device};
@@ -26,40 +26,40 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// How long the process's exit waits for the limiter's threads to leave the driver.
+/// How long the process's exit waits for the governors, and for the reconciler, to leave the driver.
 const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
 const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 
-/// A device with its page; `None`: it has none, and needs none.
+/// A device with its page; `None`: it has no page and needs none.
 type Joined = Result<Option<&'static Device>, LimiterFailure>;
 
 /// The limiter's state in this process.
 pub(crate) struct Process {
     config: Result<Config, LimiterFailure>,
     on_failure: OnFailure,
-    /// The variables that decided.
+    /// The variables that apply.
     decided: Snapshot,
-    /// The only devices that the session may use, if its owner chose some.
+    /// The only devices that the session may use; `None`: all.
     only: Option<Vec<GpuId>>,
-    /// The variables that the driver saw when it was initialised.
+    /// The variables that the driver saw in `cuInit`.
     seen_by_driver: Mutex<Option<Snapshot>>,
-    /// Found out when something could not be patched.
+    /// Evaluated when something could not be patched.
     is_limited: OnceLock<bool>,
     session_dir: Mutex<Option<PathBuf>>,
     known: Mutex<HashMap<GpuId, Joined>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
-    /// The devices that have a ledger and have been used.
+    /// The used devices that have a ledger.
     devices: DeviceList<Device>,
     pub(crate) memory: Memory,
     pub(crate) guard: ExitGuard,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
-/// Whether a thread is making the state. It is not a mutex: a forked child must be able to reset it when the
-/// thread that set it does not exist in the child.
+/// Whether a thread is making the state. Not a mutex: a forked child must be able to reset it when the thread that set
+/// it does not exist in the child.
 static MAKING: AtomicBool = AtomicBool::new(false);
 
-/// The state, made now if it does not exist. Only hooks call this; they hand the state on.
+/// The state; makes it if needed. Only hooks call this; they hand the state on.
 #[inline]
 pub(crate) fn get() -> &'static Process {
     existing().unwrap_or_else(make)
@@ -67,7 +67,7 @@ pub(crate) fn get() -> &'static Process {
 
 #[cold]
 fn make() -> &'static Process {
-    /// Lets the next thread try, also after a panic.
+    /// Lets the next thread try, even after a panic.
     struct Turn;
     impl Drop for Turn {
         fn drop(&mut self) {
@@ -85,15 +85,14 @@ fn make() -> &'static Process {
     })
 }
 
-/// The state, if it has been made.
 #[inline]
 fn existing() -> Option<&'static Process> {
     // SAFETY: null, or leaked and never freed.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// In a forked child: the parent's state is not ours. Its memory stays allocated, because threads of the
-/// parent may have been using it at the time of the fork.
+/// Forgets the parent's state in a forked child. Its memory stays allocated, because the parent's threads may have been
+/// using it at the fork.
 extern "C" fn after_fork() {
     session::clock::forget_namespace();
     compute::after_fork(existing().into_iter().flat_map(Process::gates));
@@ -102,7 +101,7 @@ extern "C" fn after_fork() {
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// Keeps this process's session from being removed while it runs its program. To be called from the constructor.
+/// Keeps this process's session from being removed while the program runs. Must be called from the constructor.
 pub(crate) fn hold_session() {
     if let Some(dir) = environment::session() {
         directory::hold(&dir);
@@ -110,13 +109,13 @@ pub(crate) fn hold_session() {
     session::descriptors::make_room();
 }
 
-/// Registers `after_fork`. To be called once, from the constructor.
+/// Registers `after_fork`. Must be called once, from the constructor.
 pub(crate) fn watch_forks() {
     // SAFETY: the handler only stores to memory, and closes descriptors.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
 }
 
-/// The limiter's threads leave the driver before it ends.
+/// Makes the limiter's threads leave the driver before it shuts down.
 extern "C" fn at_exit() {
     let Some(process) = existing().filter(|process| process.guard.is_of_this_process()) else {
         return;
@@ -129,7 +128,7 @@ extern "C" fn at_exit() {
 
 impl Process {
     fn new() -> Self {
-        // An error is reported by the first call that fails because of it.
+        // An error is reported by the first call that it makes fail.
         let read = environment::decided().map_err(|error| LimiterFailure(error.to_string()));
         if let Ok(Decided { config, in_vain, .. }) = &read {
             if let Some(file) = &config.log_file {
@@ -146,7 +145,7 @@ impl Process {
             Err(failure) => (Err(failure), Snapshot::default(), None),
         };
         let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
-        // If the configuration cannot be read, the slow path denies the launch.
+        // If the configuration is unreadable, the slow path denies the launch.
         compute::set_gated(Some(config.as_ref().map_or(true, |config| {
             config.limits_compute() && config.cuda_hooks && !config.control_disabled
         })));
@@ -166,7 +165,7 @@ impl Process {
         }
     }
 
-    /// Whether calls of the CUDA family are to be handled at all.
+    /// Whether CUDA calls are to be handled.
     pub(crate) fn cuda(&self) -> Verdict<()> {
         if let Some(failure) = unpatched::failure()
             && self.config.as_ref().is_ok_and(|config| {
@@ -182,18 +181,18 @@ impl Process {
         }
     }
 
-    /// Whether any limit holds in this process: one of its own, or one of the session that it belongs to.
+    /// Whether any limit applies to this process: one of its own, or one of its session.
     fn is_limited(&self, config: &Config) -> bool {
         *self.is_limited.get_or_init(|| device::is_limited(config))
     }
 
-    /// Whether devices have a page. A process without limits, in which some function could not be patched, is
-    /// left alone: a limit that it gets later could not be enforced.
+    /// Whether devices get a page. A process without limits in which some function could not be patched is left alone:
+    /// a later limit could not be enforced.
     fn keeps_account(&self, config: &Config) -> bool {
         config.keeps_account() && (unpatched::failure().is_none() || self.is_limited(config))
     }
 
-    /// A device's compute share was set or lifted: decides anew whether launches are looked at.
+    /// Decides anew whether launches are checked, after a device's compute share was set or lifted.
     pub(crate) fn gates_changed(&self) {
         let handled = self.config.as_ref().is_ok_and(|config| {
             config.cuda_hooks && !config.control_disabled && self.keeps_account(config)
@@ -204,7 +203,7 @@ impl Process {
         }
     }
 
-    /// Whether calls of the NVML family are to be handled at all.
+    /// Whether NVML calls are to be handled.
     pub(crate) fn nvml(&self) -> Verdict<()> {
         match &self.config {
             Ok(config) if config.nvml_hooks && !config.control_disabled => Verdict::Limited(()),
@@ -217,7 +216,7 @@ impl Process {
         refused.verdict(self.on_failure)
     }
 
-    /// A device by the ordinal that the program uses.
+    /// A device by the program's ordinal.
     pub(crate) fn device(&'static self, ordinal: cuda::Device) -> Verdict<&'static Device> {
         match self.cuda() {
             Verdict::Limited(()) => {}
@@ -225,7 +224,7 @@ impl Process {
             Verdict::Denied => return Verdict::Denied,
         }
         let Some(cell) = usize::try_from(ordinal).ok().and_then(|i| self.by_ordinal.get(i)) else {
-            // Not an ordinal: the driver returns the right error.
+            // Not an ordinal: the driver returns the error.
             return Verdict::Free;
         };
         // SAFETY: null, or leaked and never freed.
@@ -241,7 +240,7 @@ impl Process {
         verdict
     }
 
-    /// The verdict on a device with a ledger: can its limits still be enforced?
+    /// The verdict on a device with a ledger: whether its limits can still be enforced.
     fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
         match device.ledger.broken() {
             None => Verdict::Limited(device),
@@ -249,14 +248,13 @@ impl Process {
         }
     }
 
-    /// Whether a device is one that the session may use.
+    /// Whether the session may use a device.
     pub(crate) fn may_use(&self, uuid: GpuId) -> bool {
         let is = |device: &GpuId| device.bytes() == uuid.bytes();
         self.only.as_ref().is_none_or(|only| only.iter().any(is))
     }
 
-    /// Runs the driver's initialisation. What the first one that succeeds sees of the environment is kept: it says
-    /// which devices the driver counts.
+    /// Runs `cuInit`. Keeps the environment of the first successful one, which determines the driver's ordinals.
     pub(crate) fn driver_starts(&self, init: impl FnOnce() -> CuResult) -> CuResult {
         let seen = || self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
         seen().get_or_insert_with(Snapshot::take);
@@ -274,7 +272,7 @@ impl Process {
         seen.clone().unwrap_or_else(Snapshot::take)
     }
 
-    /// A device by UUID, for a call of CUDA. `ordinal`: the program's number for it, if known.
+    /// A device by UUID, for a CUDA call. `ordinal`: the program's ordinal, if known.
     fn device_by_uuid(
         &'static self,
         uuid: GpuId,
@@ -285,7 +283,7 @@ impl Process {
             Err(refused) => return self.fail(refused),
         };
         if !self.may_use(uuid) {
-            // Not a failure of the limiter: what was decided for failures does not matter.
+            // Always refused: not a failure of the limiter.
             let refused = format!(
                 "device {uuid} does not belong to this session, which was started for other devices"
             );
@@ -301,8 +299,8 @@ impl Process {
         }
     }
 
-    /// A device by UUID, for a call that only looks. One that the program cannot use, or whose limits cannot be told,
-    /// is free: the calls that use it are refused.
+    /// A device by UUID, for a query. A device that the program cannot use, or whose limits are unknown, is free: calls
+    /// that use it are refused.
     pub(crate) fn device_to_look_at(&'static self, uuid: GpuId) -> Verdict<&'static Device> {
         match &self.config {
             Ok(config) if self.may_use(uuid) && self.keeps_account(config) => {
@@ -315,13 +313,13 @@ impl Process {
         }
     }
 
-    /// A device with the session's page of it, joined at the first use.
+    /// A device with the session's page, joined at the first use.
     fn joined(&'static self, config: &Config, uuid: GpuId, ordinal: Option<u32>) -> Joined {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(made) = known().get(&uuid) {
             return made.clone();
         }
-        // NVML is loaded before the lock is taken: loading a library runs foreign code.
+        // Loads NVML before the lock is taken: loading a library runs foreign code.
         let limits = self.limits_of(config, uuid, ordinal);
         let dir = limits.is_ok().then(|| self.make_session_dir(config));
         let mut known = known();
@@ -333,14 +331,14 @@ impl Process {
             (Err(refused), _) => Err(refused),
             (Ok(_), None) => Ok(None),
         };
-        // The program's number may tell what only looking does not.
+        // A query without an ordinal may fail where a later call with one does not.
         if made.is_ok() || ordinal.is_some() {
             known.insert(uuid, made.clone());
         }
         made
     }
 
-    /// What the process's settings ask for on a device.
+    /// The limits that the process's settings ask for on a device.
     fn limits_of(
         &self,
         config: &Config,
@@ -369,7 +367,7 @@ impl Process {
         limits.map_err(|problem| LimiterFailure(format!("device {uuid}: {problem}")))
     }
 
-    /// A device that is known already, by the bytes of its UUID. Asks neither the driver nor NVML.
+    /// A device that is known already, by the bytes of its UUID. Queries neither the driver nor NVML.
     pub(crate) fn known_device(&self, uuid: [u8; 16]) -> Verdict<&'static Device> {
         let devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match devices.get(&GpuId::from_bytes(uuid)) {
@@ -378,7 +376,7 @@ impl Process {
         }
     }
 
-    /// A device by all its names. `ordinal`: the program's number for it, if known.
+    /// A device with all its names. `ordinal`: the program's ordinal, if known.
     fn identity(&self, uuid: GpuId, ordinal: Option<u32>) -> DeviceIdentity {
         let is_named = self.config.as_ref().is_ok_and(Config::names_devices);
         let seen = self.seen_by_driver();
@@ -392,7 +390,7 @@ impl Process {
         DeviceIdentity { uuid, host_index, visible_index }
     }
 
-    /// The devices that the driver shows this process, and that the session may use; none before it is initialised.
+    /// The devices that the driver shows this process and the session may use; none before `cuInit`.
     fn visible(&self) -> Vec<DeviceIdentity> {
         let uuids = (0..count_of_driver()).filter_map(|ordinal| Some((uuid_of(ordinal)?, ordinal)));
         uuids
@@ -401,7 +399,7 @@ impl Process {
             .collect()
     }
 
-    /// The devices of the node: those that NVML lists, and what else the driver shows.
+    /// The node's devices: those that NVML lists, and others that the driver shows.
     fn all_devices(&self) -> Vec<DeviceIdentity> {
         let mut shown = self.visible();
         let mut all: Vec<DeviceIdentity> = Vec::new();
@@ -413,8 +411,8 @@ impl Process {
         all
     }
 
-    /// Refuses limits of which none is for a device that the process sees: they would limit nothing. A line names
-    /// those for devices that the node does not have. Where NVML does not tell, only the device that is used is there.
+    /// Refuses limits that name only devices which the process does not see, because they would limit nothing. Reports
+    /// limits for devices that the node does not have. Without NVML, only the used device is known to exist.
     fn check_fit(&self, config: &Config, used: GpuId) -> Result<(), LimiterFailure> {
         let visible = self.visible();
         let unfit = if visible.is_empty() { Vec::new() } else { config.for_none_of(&visible) };
@@ -439,8 +437,8 @@ impl Process {
         Ok(())
     }
 
-    /// Joins the session's page of a device. `None`: the page cannot be joined, and need not be, because no
-    /// limit can have been set.
+    /// Joins the session's page of a device. `None`: the page cannot be joined, and need not be, because no limit can
+    /// have been set.
     fn make_device(
         &'static self,
         config: &Config,
@@ -454,7 +452,7 @@ impl Process {
             )));
         }
         if let (Some(_), Err(refused)) = (&config.session_dir, &dir) {
-            // Nobody knows what the limits of the session are.
+            // The session's limits are unknown.
             return Err(refused.clone());
         }
         let joined =
@@ -502,7 +500,7 @@ impl Process {
         }
     }
 
-    /// The session's directory. Must be called without a lock: NVML may have to be asked.
+    /// The session's directory. Must be called without a lock, because it may query NVML.
     fn make_session_dir(&self, config: &Config) -> Result<PathBuf, LimiterFailure> {
         let known = || self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(dir) = known().as_ref() {
@@ -514,33 +512,33 @@ impl Process {
         Ok(known().get_or_insert(dir).clone())
     }
 
-    /// The devices that have a ledger and have been used.
+    /// The used devices that have a ledger.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter()
     }
 
-    /// Their gates.
+    /// The gates of the used devices.
     pub(crate) fn gates(&self) -> impl Iterator<Item = &'static Gate> {
         self.devices().map(|device| &device.gate)
     }
 
-    /// The device of the calling thread's current context; `Free` where there is none.
+    /// The device of the calling thread's context; `Free` without a context.
     pub(crate) fn current_device(&'static self) -> Verdict<&'static Device> {
         let mut ordinal = 0;
         if driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
             self.device(ordinal)
         } else {
-            // Without a context the driver's own error is the right answer.
+            // Without a context, the driver returns the error.
             Verdict::Free
         }
     }
 
-    /// The memory of that device.
+    /// The memory of the calling thread's current device.
     pub(crate) fn current_memory(&'static self) -> Verdict<&'static DeviceMemory> {
         self.current_device().map(|device| &device.memory)
     }
 
-    /// Runs a call that gives work to a stream, when the device's time is there for it.
+    /// Runs a call that gives work to a stream, once the device's gate lets it pass.
     #[inline]
     pub(crate) fn launch(
         &'static self,
@@ -552,18 +550,18 @@ impl Process {
         compute::launch(launched, stream, per_thread, || self.current_gate(), call)
     }
 
-    /// The gate of the current context's device. Few launches need it.
+    /// The gate of the current device; few launches need it.
     #[cold]
     fn current_gate(&'static self) -> Verdict<&'static Gate> {
         self.current_device().map(|device| &device.gate)
     }
 
-    /// The driver may have taken memory without saying how much.
+    /// See [`Memory::driver_may_have_taken`].
     pub(crate) fn driver_may_have_taken(&'static self, much: Much) {
         self.memory.driver_may_have_taken(self.current_memory().limited(), much);
     }
 
-    /// A context is made on a device.
+    /// Starts the reconciler and the governor's watch of the limits when a context is created on a device.
     pub(crate) fn context_is_made(&'static self, device: &'static Device, context: usize) {
         compute::context_is_made(context);
         self.memory.start_reconciler(&self.guard);
@@ -571,12 +569,12 @@ impl Process {
             if is_other {
                 self.gates_changed();
             }
-            // Memory above a new limit that the session does not use can be given back.
+            // The bell: memory above a new limit that the session does not use can be released.
             self.memory.ring();
         });
     }
 
-    /// The session's name: the last part of its directory.
+    /// The session's name: the last component of its directory.
     fn session_name(&self) -> String {
         let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         dir.as_ref()
@@ -585,8 +583,8 @@ impl Process {
     }
 }
 
-/// The socket of the daemon that leases come from: the one that was named; else that of the node's daemon or of the
-/// user's own, if it is to be seen. A container gets it mounted. A daemon grants nothing over TCP, so no port is called.
+/// The socket of the daemon that grants leases: the configured one, or else that of the node's or the user's daemon, if
+/// it exists. A container gets it mounted. No daemon grants leases over TCP.
 fn daemon_socket(config: &Config) -> Option<PathBuf> {
     if let Some(DaemonAddress::Unix(socket)) = &config.daemon {
         return Some(socket.clone());
@@ -597,20 +595,20 @@ fn daemon_socket(config: &Config) -> Option<PathBuf> {
     sockets.find(is_socket)
 }
 
-/// A device's memory as the node's daemon says it, where one writes its page now. Then NVML need not be asked.
+/// A device's memory in bytes according to the node's daemon, if its page is fresh; NVML is then not queried.
 fn size_on_page(config: &Config, uuid: GpuId) -> Option<u64> {
     let figures = node_page::current_beside(&daemon_socket(config)?)?;
     let device = figures.devices.iter().find(|device| device.uuid == uuid)?;
     device.memory_total.filter(|&bytes| bytes > 0)
 }
 
-/// How many devices the driver shows; none before it is initialised.
+/// Number of devices that the driver shows; 0 before `cuInit`.
 fn count_of_driver() -> cuda::Device {
     let mut count = 0;
     if driver_calls::device_get_count(&raw mut count).is_ok() { count } else { 0 }
 }
 
-/// A device's UUID by ordinal.
+/// A device's UUID by the program's ordinal.
 fn uuid_of(ordinal: cuda::Device) -> Option<GpuId> {
     let mut uuid = cuda::Uuid::default();
     let found = driver_calls::device_get_uuid_v2(&raw mut uuid, ordinal).is_ok()

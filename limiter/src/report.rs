@@ -1,5 +1,5 @@
-//! The limiter's messages on standard error, or in a file: one line for each kind of trouble, and more if the log level
-//! asks for it.
+//! The limiter's messages on standard error or in a file: one line for each kind of problem, and more at higher log
+//! levels.
 
 use core::fmt::{self, Write};
 use core::mem;
@@ -19,39 +19,39 @@ use std::sync::OnceLock;
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
 
-/// How long a line waits until standard error can take it.
+/// How long a line waits for standard error to become writable.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// How many different lines a process writes.
+/// The most different lines that a process writes.
 const MOST: usize = 128;
 
-/// The kinds of lines that were written: their hashes, and zeros behind them. There is no lock that a forked
-/// child could find taken, or a second thread be kept from.
+/// Hashes of the lines written so far, then zeros. Lock-free, because a lock could be taken at a `fork`, or block a
+/// second thread.
 static SAID: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
-/// Writes a line to standard error, unless this process has written it before. Lines that differ only in a
-/// number are the same line: the numbers in a damaged page may be others at each look.
+/// Writes a line to standard error unless this process has written it before. Lines that differ only in numbers count
+/// as the same line: the numbers in a damaged page may change at each look.
 pub(crate) fn once(message: fmt::Arguments<'_>) {
     say(message, hash_without_numbers);
 }
 
-/// The same, but lines that differ only in a number are different lines.
+/// Like [`once`], but lines that differ in a number are different lines.
 pub(crate) fn each_once(message: fmt::Arguments<'_>) {
     say(message, hash);
 }
 
 fn say(message: fmt::Arguments<'_>, hash: fn(&str) -> u64) {
     let mut line = String::new();
-    // Some of it may come from others: a path, a name, a value.
+    // Paths, names and values come from outside, so they are escaped.
     let message = message.to_string();
     if writeln!(line, "sluice: {}", Shown(&message)).is_ok() && is_first(&SAID, hash(&line)) {
         write_error(&line);
     }
 }
 
-/// Whether a hash is new; `false`, too, if there is no more room.
+/// Whether a hash is new; `false` also if there is no more room.
 fn is_first(said: &[AtomicU64], hash: u64) -> bool {
     for cell in said {
         let found = match cell.compare_exchange(0, hash, Relaxed, Relaxed) {
@@ -65,7 +65,7 @@ fn is_first(said: &[AtomicU64], hash: u64) -> bool {
     false
 }
 
-/// Not zero.
+/// A hash other than 0.
 fn hash(line: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     line.hash(&mut hasher);
@@ -83,15 +83,15 @@ fn hash_without_numbers(line: &str) -> u64 {
     hasher.finish().max(1)
 }
 
-/// A daemon that comes and goes is worth a line this often.
+/// The least time between two messages about a lost daemon.
 const FLAPS_NS: u64 = 30_000_000_000;
 
-/// Whether this process has said last that the daemon is lost, and when it said so.
+/// Whether this process's last message said that the daemon is lost, and when (ns) it did.
 static LOST: AtomicBool = AtomicBool::new(false);
 static LOST_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Says that the daemon is lost, unless that was said a moment ago or by another device's governor. `false`:
-/// too soon to say it.
+/// Reports a lost daemon, unless that was reported a moment ago or by another device's governor. `false`: too soon
+/// after the previous report.
 pub(crate) fn lost(now: u64, message: fmt::Arguments<'_>) -> bool {
     if LOST.load(Relaxed) {
         return true;
@@ -105,7 +105,7 @@ pub(crate) fn lost(now: u64, message: fmt::Arguments<'_>) -> bool {
     true
 }
 
-/// Says that the daemon is back, if it was said to be lost.
+/// Reports that the daemon is back, if it was reported lost.
 pub(crate) fn regained(message: fmt::Arguments<'_>) {
     if LOST.swap(false, Relaxed) {
         write_always(message);
@@ -116,17 +116,17 @@ fn write_always(message: fmt::Arguments<'_>) {
     write_error(&format!("sluice: {}\n", Shown(&message.to_string())));
 }
 
-/// Standard error was full the last time. The next line does not wait for it.
+/// Whether standard error was full the last time; the next line then does not wait for it.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// The longest line. A pipe that can take anything can take as many bytes at once (`PIPE_BUF`); a longer write
-/// could wait for a reader for ever.
+/// The longest line in bytes. A writable pipe takes as many bytes at once (`PIPE_BUF`); a longer write could wait for a
+/// reader for ever.
 const LONGEST: usize = 4096;
 
-/// A line that is too long ends with this.
+/// The end of a line that was too long.
 const CUT: &str = "...\n";
 
-/// The line, or as much of it as is written.
+/// The line, cut to [`LONGEST`].
 fn cut(line: &str) -> Cow<'_, str> {
     if line.len() <= LONGEST {
         return line.into();
@@ -135,19 +135,19 @@ fn cut(line: &str) -> Cow<'_, str> {
     format!("{kept}{CUT}").into()
 }
 
-/// The file to which lines go instead.
+/// The file that gets the lines instead of standard error.
 static FILE: OnceLock<CString> = OnceLock::new();
 
-/// From now on lines go to the end of a file, as long as it can be opened.
+/// Appends all further lines to a file, as long as it can be opened.
 pub(crate) fn write_to(path: &Path) {
-    // A value of the environment has no zero in it.
+    // Values from the environment contain no NUL.
     if let Ok(path) = CString::new(path.as_os_str().as_bytes()) {
         let _ = FILE.set(path);
     }
 }
 
-/// Adds a line to the file. It is opened each time: a descriptor that stays could be closed by the program, and its
-/// number be another file's then. A pipe in its place that nobody reads is not waited for.
+/// Appends a line to the file. Opens the file each time: the program could close a descriptor that stays open, and
+/// reuse its number. Does not wait for a reader if the path is a pipe.
 fn write_file(path: &CStr, line: &str) -> Result<(), Errno> {
     let flags = OFlags::WRONLY
         | OFlags::APPEND
@@ -162,8 +162,8 @@ fn write_file(path: &CStr, line: &str) -> Result<(), Errno> {
     written.map(|_| ())
 }
 
-/// Writes a line in one piece, by bare system calls: no lock, no cancellation point. A standard error that is not
-/// read must neither block the program nor end it.
+/// Writes a line in one piece by bare system calls: no lock, no cancellation point. A standard error that nobody reads
+/// must neither block nor end the program.
 fn write_error(line: &str) {
     if FILE.get().is_some_and(|path| write_file(path, line).is_ok()) {
         return;
@@ -181,7 +181,7 @@ fn write_error(line: &str) {
     no_signal.end(written == Err(Errno::PIPE));
 }
 
-/// Keeps the calling thread's write to a pipe without a reader from ending the program.
+/// Keeps SIGPIPE from the calling thread's write from ending the program.
 struct NoBrokenPipe {
     signal: libc::sigset_t,
     before: libc::sigset_t,
@@ -202,8 +202,8 @@ impl NoBrokenPipe {
         }
     }
 
-    /// `raised`: the write has raised the signal. It is taken back, unless the program already had one
-    /// pending.
+    /// Ends the protection. `raised`: the write has raised the signal, which is consumed unless the program already had
+    /// one pending.
     fn end(self, raised: bool) {
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel's own call, which is no cancellation point, with its size of a set of signals; the
@@ -225,12 +225,12 @@ impl NoBrokenPipe {
     }
 }
 
-/// Standard error without the locks of the standard library.
+/// Writer to standard error without the standard library's locks.
 struct Stderr;
 
 impl std::io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // As all lines of the limiter: beside those of the program, the name tells whose it is.
+        // The prefix tells the limiter's lines from the program's.
         let text = String::from_utf8_lossy(bytes);
         write_error(&format!("sluice: {}\n", Shown(text.trim())));
         Ok(bytes.len())
@@ -251,7 +251,7 @@ pub(crate) fn enable_log(level: Option<Level>) {
             .without_time()
             .with_writer(|| Stderr)
             .finish();
-        // This is the library's own copy of the dispatcher; the program's is not touched.
+        // The library's own copy of the dispatcher; the program's is not touched.
         let _ = tracing::subscriber::set_global_default(log);
     }
 }
@@ -266,7 +266,7 @@ mod tests {
             |bytes: u64| format!("slot {bytes} gives back {bytes} bytes: [{bytes}, 0].\n");
         assert_eq!(hash_without_numbers(&damaged(1)), hash_without_numbers(&damaged(20_000)));
         assert_ne!(hash(&damaged(1)), hash(&damaged(20_000)));
-        // Parts of names are no numbers.
+        // Digits within names are no numbers.
         assert_ne!(hash_without_numbers("GPU-1-2: no"), hash_without_numbers("GPU-1-3: no"));
     }
 

@@ -1,17 +1,17 @@
-//! What a call may do, and what happens to calls when the limiter fails.
+//! The verdict on a call, and the fate of calls when the limiter itself fails.
 
 use crate::{report, unpatched};
 use config::OnFailure;
 
-/// Why the limiter cannot work. The program's CUDA calls then fail or pass, as configured.
+/// A reason why the limiter cannot work. CUDA calls then fail or pass, as configured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct LimiterFailure(pub(crate) String);
 
-/// What a call may do.
+/// The verdict on a call.
 #[derive(Clone, Copy)]
 pub(crate) enum Verdict<T> {
-    /// There is a limit, or one may come: `T` keeps account and enforces it.
+    /// There is a limit, or one may be set later: `T` keeps account and enforces it.
     Limited(T),
     /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
     Free,
@@ -20,7 +20,7 @@ pub(crate) enum Verdict<T> {
 }
 
 impl<T> Verdict<T> {
-    /// The same verdict on a part of the value.
+    /// Applies `part` to the value.
     pub(crate) fn map<U>(self, part: impl FnOnce(T) -> U) -> Verdict<U> {
         match self {
             Self::Limited(whole) => Verdict::Limited(part(whole)),
@@ -29,7 +29,7 @@ impl<T> Verdict<T> {
         }
     }
 
-    /// The value that enforces the limit, if there may be one.
+    /// The value that enforces the limit, if any.
     pub(crate) fn limited(self) -> Option<T> {
         match self {
             Self::Limited(whole) => Some(whole),
@@ -39,7 +39,7 @@ impl<T> Verdict<T> {
 }
 
 impl LimiterFailure {
-    /// Reports the reason, and returns the verdict that follows.
+    /// Reports the reason and returns the verdict.
     pub(crate) fn verdict<T>(&self, on_failure: OnFailure) -> Verdict<T> {
         match on_failure {
             OnFailure::Closed if unpatched::is_undone(&self.0) => {
@@ -59,7 +59,7 @@ impl LimiterFailure {
         }
     }
 
-    /// The same in the middle of a call: may the call go on without the limit?
+    /// Reports the reason and returns whether calls pass.
     pub(crate) fn lets_pass(&self, on_failure: OnFailure) -> bool {
         matches!(self.verdict::<()>(on_failure), Verdict::Free)
     }

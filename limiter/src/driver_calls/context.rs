@@ -1,16 +1,16 @@
-//! The current context, and driver calls in another context.
+//! Helpers for driver calls of the limiter: current context, calls in another context, capture modes.
 
 use super::{ctx_get_current, ctx_pop_current, ctx_push_current, exchange_capture_mode};
 use core::ptr;
 use driver::cuda::{CAPTURE_MODE_RELAXED, Context};
 
-/// The calling thread's context, as a number; zero if it has none.
+/// The handle of the calling thread's context; 0 for none.
 pub(crate) fn current_context() -> usize {
     let mut context: Context = ptr::null_mut();
     if ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
 }
 
-/// Runs driver calls in a context, current or not; `None` if it cannot be entered.
+/// Runs driver calls with `context` current; `None` if it cannot be made current.
 pub(crate) fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
     let mut current: Context = ptr::null_mut();
     if ctx_get_current(&raw mut current).is_ok() && current as usize == context {
@@ -24,7 +24,7 @@ pub(crate) fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> 
     Some(result)
 }
 
-/// Runs driver calls without disturbing a capture of the program (`cuThreadExchangeStreamCaptureMode`).
+/// Runs driver calls that cannot invalidate a capture of the program (`cuThreadExchangeStreamCaptureMode`).
 pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     let mut mode = CAPTURE_MODE_RELAXED;
     let exchanged = exchange_capture_mode(&raw mut mode).is_ok();
@@ -35,7 +35,7 @@ pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     result
 }
 
-/// For a thread of the limiter: none of its driver calls will disturb a capture of the program.
+/// Makes the calling thread, one of the limiter's own, never invalidate a capture of the program.
 pub(crate) fn never_disturb() {
     let mut mode = CAPTURE_MODE_RELAXED;
     let _ = exchange_capture_mode(&raw mut mode);

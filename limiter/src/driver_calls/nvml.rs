@@ -1,4 +1,4 @@
-//! NVML: loaded at the first question, and its figures of a device.
+//! The limiter's own calls of NVML. NVML is loaded at the first of them.
 
 use super::{
     device_total_mem, nvml_by_index, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory,
@@ -13,15 +13,15 @@ use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
 use limits::GpuId;
 use std::ffi::CString;
 
-/// Loads NVML into this process, if it is not there, and starts it; `false` if that fails.
+/// Loads NVML into this process unless it is loaded, and initialises it; returns whether that succeeded.
 ///
-/// Threads that come at the same time each load it; the libraries count both steps. Waiting for another
-/// thread here could mean waiting for the loader's lock, which the caller may hold.
+/// Concurrent threads each load and initialise it; both steps are counted. Waiting for another thread here could mean
+/// waiting for the loader's lock, which the caller may hold.
 pub(crate) fn load() -> bool {
     const UNKNOWN: u8 = 0;
     const MISSING: u8 = 1;
     const LOADED: u8 = 2;
-    // A static, because the library stays loaded in a forked child.
+    // Static, because the library stays loaded in a forked child.
     static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
     match STATE.load(Ordering::Acquire) {
         MISSING => return false,
@@ -36,7 +36,7 @@ pub(crate) fn load() -> bool {
     loaded
 }
 
-/// Asks NVML. If the program has ended it, by one shutdown too many, it is started again.
+/// Queries NVML. Initialises it again if the program has shut it down once too often.
 fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
     let result = ask();
     if result != NvmlReturn::UNINITIALIZED {
@@ -53,12 +53,12 @@ fn asked(ask: impl Fn() -> NvmlReturn) -> NvmlReturn {
     result
 }
 
-/// Why NVML does not list the processes on a device.
+/// The reason why NVML does not list the processes on a device, for a message.
 pub(crate) fn why_silent() -> &'static str {
     if load() { "NVML lists no processes" } else { "libnvidia-ml.so.1 is missing" }
 }
 
-/// NVML's handle of a device.
+/// NVML's handle of a device; `None` if NVML is unavailable.
 pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     if !load() {
         return None;
@@ -72,7 +72,7 @@ pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
 const UUID_SIZE: usize = 96;
 
-/// The UUID behind NVML's handle.
+/// The UUID of an NVML handle.
 pub(crate) fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
     let mut text: [c_char; UUID_SIZE] = [0; UUID_SIZE];
     if !nvml_uuid(device, text.as_mut_ptr(), UUID_SIZE as c_uint).is_ok() {
@@ -83,22 +83,22 @@ pub(crate) fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.parse().ok()
 }
 
-/// How many devices NVML shows.
+/// Number of devices that NVML shows; `None` if NVML is unavailable.
 pub(crate) fn count() -> Option<u32> {
     let mut count: c_uint = 0;
     let place = &raw mut count;
     (load() && asked(|| nvml_count(place)).is_ok()).then_some(count)
 }
 
-/// A device's index on the host, as `nvidia-smi` counts.
+/// A device's index on the host, as in `nvidia-smi`.
 pub(crate) fn host_index(uuid: GpuId) -> Option<u32> {
     let handle = handle(uuid)?;
     let mut index: c_uint = 0;
     nvml_index(handle, &raw mut index).is_ok().then_some(index)
 }
 
-/// A device's memory in bytes. NVML's figure is the same for every process of a session and for `sluice`; the
-/// driver's is used if NVML has none. `ordinal`: the program's number for the device, if known.
+/// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for `sluice`, or
+/// else the driver's. `ordinal`: the program's ordinal of the device, if known.
 pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
     let mut memory = Memory { total: 0, free: 0, used: 0 };
     let by_nvml = |handle| nvml_memory(handle, &raw mut memory).is_ok();
@@ -111,7 +111,7 @@ pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
     known.then_some(bytes as u64)
 }
 
-/// The devices that NVML shows. It is started only if the program has not done it, which may want it in another way.
+/// The devices that NVML shows. Initialises NVML only if the program has not, which may want other flags.
 pub(crate) fn devices() -> impl Iterator<Item = NvmlDevice> {
     let mut shown: c_uint = 0;
     let is_started = nvml_count(&raw mut shown).is_ok();
@@ -123,16 +123,16 @@ pub(crate) fn devices() -> impl Iterator<Item = NvmlDevice> {
 }
 
 thread_local! {
-    /// The thread is asking for the limiter itself.
+    /// Whether the thread is querying for the limiter itself.
     static WANTS_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread asks for all processes of a device, and not only for the session's.
+/// Whether the calling thread queries all processes of a device, not only the session's.
 pub(crate) fn wants_all() -> bool {
     WANTS_ALL.try_with(Cell::get).unwrap_or(false)
 }
 
-/// All processes that have a context on a device.
+/// All processes that have a context on a device. Arguments and errors as for `nvmlDeviceGetComputeRunningProcesses`.
 pub(crate) fn processes(
     device: NvmlDevice,
     count: &mut c_uint,
