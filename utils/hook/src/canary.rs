@@ -1,4 +1,4 @@
-//! A function of our own that is patched in the same way as the others, and called: proof that the
+//! The canary: a test function of this crate that each batch patches like the others, and then calls, to prove that the
 //! engine's patches redirect calls.
 
 use crate::code::machine::{self, ADDS_FIVE};
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 const CODE: i32 = libc::PROT_READ | libc::PROT_EXEC;
 const LENGTH: usize = 4096;
-/// What the function adds to its argument.
+/// The function's addend.
 const ADDED: usize = 5;
 
 type Function = extern "C" fn(&Call) -> usize;
@@ -21,12 +21,12 @@ struct Call {
     arrived: AtomicBool,
 }
 
-/// Stays mapped: an engine may remember what it has patched.
+/// A mapped test function. Stays mapped, because an engine may remember its patches.
 #[derive(Debug)]
 pub(crate) struct Canary(*const c_void);
 
 extern "C" fn hook(call: &Call) -> usize {
-    // A trampoline that leads to the entry would go round for ever.
+    // A trampoline that led back to the entry would recurse for ever.
     let again = call.arrived.swap(true, Ordering::Relaxed);
     let original = call.slot.get();
     if again || original.is_null() {
@@ -38,7 +38,7 @@ extern "C" fn hook(call: &Call) -> usize {
 }
 
 impl Canary {
-    /// Maps the function. To be called before the engine looks at what is mapped.
+    /// Maps the function. Must be called before the engine reads the mappings.
     pub(crate) fn map() -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: anonymous memory of the kernel's choice.
@@ -68,13 +68,13 @@ impl Canary {
         self.0
     }
 
-    /// Spares the question how it is mapped.
+    /// Adds the function's mapping, which then needs no query.
     pub(crate) fn note(&self, mappings: &mut Mappings) {
         let start = self.0 as usize;
         mappings.note(start..start + LENGTH, CODE);
     }
 
-    /// Has it prepared like the others.
+    /// Has the engine prepare the function like the others.
     pub(crate) fn prepare(
         &self,
         engine: &mut dyn HookEngine,
@@ -88,17 +88,17 @@ impl Canary {
     }
 }
 
-/// The function after it was prepared.
+/// The function after the engine has prepared it.
 pub(crate) struct Prepared {
     address: *const c_void,
     call: Box<Call>,
 }
 
 impl Prepared {
-    /// Calls it: does the call arrive, and does the trampoline lead back?
+    /// Calls the function: the call has to arrive at the hook, and the trampoline has to lead back.
     ///
     /// # Errors
-    /// [`HookError`] that says which of it does not hold.
+    /// [`HookError`] with the condition that does not hold.
     pub(crate) fn check(&self) -> Result<(), HookError> {
         let failed = |how: &str| {
             let reason = format!("a test function patched in the same way {how}");

@@ -1,12 +1,12 @@
-//! What any bytes may do to the readers of this crate: nothing but take a little time. Tests with random
-//! bytes and fuzz targets call the same checks.
+//! Checks that arbitrary bytes do no harm to the readers of this crate. Tests with random bytes and fuzz targets call
+//! them.
 
 use crate::code::machine::{LONGEST, Prologue};
 use crate::code::{follow, mappings::Mappings};
 
 pub use crate::loader::checks::library;
 
-/// Decodes `code` as the beginning of a function at `entry`, and moves it elsewhere.
+/// Decodes `code` as the beginning of a function at `entry`, and relocates it.
 ///
 /// # Panics
 /// If a rule is broken.

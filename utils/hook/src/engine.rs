@@ -1,4 +1,4 @@
-//! The interface of every hook engine.
+//! The interface of hook engines: [`Slot`], [`Target`], [`HookEngine`].
 
 use crate::Mappings;
 use core::ffi::{c_int, c_void};
@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Holds the trampoline of a patched function: the address that runs the original.
 ///
-/// Null until the function is patched. A detour may rely on the slot being set: a batch fills it
-/// before the first caller can arrive.
+/// Null until the function is patched. A detour may rely on its slot: a batch fills it before the first caller can
+/// arrive.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Slot(AtomicPtr<c_void>);
@@ -24,7 +24,7 @@ impl Slot {
     #[inline]
     #[must_use]
     pub fn get(&self) -> *const c_void {
-        // The patch is written after the slot, so a thread that runs the detour sees both.
+        // The patch is written after the slot, so a thread in the detour sees both.
         self.0.load(Ordering::Relaxed)
     }
 
@@ -34,7 +34,7 @@ impl Slot {
         !self.get().is_null()
     }
 
-    /// Records the trampoline.
+    /// Sets the trampoline's address.
     pub fn set(&self, original: *const c_void) {
         self.0.store(original.cast_mut(), Ordering::Release);
     }
@@ -46,7 +46,7 @@ impl Default for Slot {
     }
 }
 
-/// Why a function could not be patched. The function is then unchanged.
+/// The reason why a function could not be patched; it is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the function at {address:#x} cannot be patched: {reason}")]
 pub struct HookError {
@@ -62,22 +62,22 @@ impl HookError {
     }
 }
 
-/// A function that is to be patched: code, and a detour that is code.
+/// A function to be patched, and its detour; both are code.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub(crate) entry: *const c_void,
     pub(crate) detour: *const c_void,
-    /// Of the mapping that it lies in.
+    /// Protection of the function's mapping.
     pub(crate) protection: c_int,
-    /// How many bytes of that mapping are left from its entry on.
+    /// Bytes of that mapping from the entry on.
     pub(crate) left: usize,
 }
 
 impl Target {
-    /// Looks at the mappings of both: data is not patched, and nothing leads into data.
+    /// Checks with the mappings that both addresses are code.
     ///
     /// # Errors
-    /// [`HookError`] if one of them is no code.
+    /// [`HookError`] if one of them is not code.
     pub fn look(
         entry: *const c_void,
         detour: *const c_void,
@@ -98,49 +98,48 @@ impl Target {
         self.entry
     }
 
-    /// Where its calls are to go.
+    /// The address to which calls are to be redirected.
     #[must_use]
     pub fn detour(&self) -> *const c_void {
         self.detour
     }
 }
 
-/// Redirects functions, in two steps. One engine serves functions that are patched together, and is dropped once
-/// they are: what it did has to outlast it.
+/// Redirects functions in two steps. One engine serves the functions of one batch and is then dropped; its patches have
+/// to outlast it.
 ///
-/// [`crate::PatchBatch`] walks the steps, and believes nothing: every function is prepared, every slot is filled,
-/// then all are enabled. If that fails, all is undone.
+/// [`crate::PatchBatch`] drives the steps and verifies every result: all functions are prepared, all slots are filled,
+/// then all functions are enabled. If that fails, all are undone.
 pub trait HookEngine {
     /// The engine's name in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// Makes the trampoline: the address that runs the original. Callers of the function notice nothing yet. A function is
-    /// prepared once. Its jump, once it is enabled, has to lead to its detour through nothing but jumps.
+    /// Makes the trampoline, the address that runs the original, without any effect on callers. Called once per
+    /// function. After [`HookEngine::enable`], the function's entry has to lead to its detour through nothing but
+    /// jumps.
     ///
-    /// # Safety
-    /// The function's first instructions may be executed by no thread until it is enabled or undone. Its detour must be
-    /// of the same signature and calling convention. No other thread may patch in the same page meanwhile.
+    /// # Safety No thread may execute the function's first instructions until it is enabled or undone. Its detour must
+    /// have the same signature and calling convention. No other thread may patch in the same page meanwhile.
     ///
-    /// # Errors
-    /// [`HookError`] if the function's shape does not allow it; nothing has changed then.
+    /// # Errors [`HookError`] if the function's shape does not allow it; nothing has changed then.
     unsafe fn prepare(
         &mut self,
         function: &Target,
         mappings: &mut Mappings,
     ) -> Result<*const c_void, HookError>;
 
-    /// Redirects every function that was prepared to its detour, for the rest of the process.
+    /// Redirects every prepared function to its detour, for the rest of the process.
     ///
     /// # Safety
-    /// As for [`HookEngine::prepare`], of each function. The trampolines are where the detours look for them.
+    /// As for [`HookEngine::prepare`], for each function. The trampolines are where the detours look for them.
     ///
     /// # Errors
-    /// [`HookError`] for the first that it fails for; some may be redirected then, and the caller has all undone.
+    /// [`HookError`] for the first failure. Some functions may be redirected then, and the caller has all undone.
     unsafe fn enable(&mut self) -> Result<(), HookError>;
 
-    /// Gives every function that was prepared its own first instructions back. Trampolines stay: a thread may be in one.
+    /// Restores the first instructions of every prepared function. Trampolines stay, because a thread may be in one.
     ///
     /// # Safety
-    /// As for [`HookEngine::prepare`], of each function.
+    /// As for [`HookEngine::prepare`], for each function.
     unsafe fn undo(&mut self);
 }

@@ -1,12 +1,11 @@
-//! Patches functions of loaded libraries in memory.
+//! Patches functions of loaded libraries in memory. The limiter uses it for the driver and NVML.
 //!
-//! * [`HookEngine`] redirects functions' first instructions. There are two: [`DetourEngine`], the
+//! * [`HookEngine`] redirects functions at their first instructions. There are two engines: [`DetourEngine`], the
 //!   default, and frida-gum (feature `frida`).
-//! * [`PatchBatch`] has an engine patch many functions, all or none, and verifies what it did. [`PatchedEntry`]
-//!   looks later whether a patch is still there.
+//! * [`PatchBatch`] has an engine patch many functions, all or none, and verifies the result. [`PatchedEntry`] checks
+//!   later whether a patch is still in place.
 //! * [`loader`] lists the loaded libraries and their functions, and watches for changes.
-//! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
-//!   must get right.
+//! * `conformance` (feature `conformance`) is a test suite for any engine.
 
 mod canary;
 #[cfg(any(test, feature = "checks"))]
@@ -41,7 +40,7 @@ compile_error!("frida-gum is built in for x86-64 only");
 #[cfg(all(feature = "frida", feature = "simulated-gum"))]
 compile_error!("a build has frida-gum or a simulated one, not both");
 
-/// A new engine of the kind that this build uses, for the functions that are patched next.
+/// A new engine of the kind that this build uses, for one batch.
 #[must_use]
 pub fn engine() -> Box<dyn HookEngine> {
     #[cfg(feature = "frida")]

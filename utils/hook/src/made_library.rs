@@ -1,10 +1,10 @@
-//! Libraries that tests make, by the C compiler of the machine or the one for the processor that the tests run on.
+//! Compiles libraries for tests, with the C compiler of the machine or of the tests' processor.
 
 use std::ffi::CString;
 use std::path::Path;
 use std::process::Command;
 
-/// The path of a library that is compiled from `source`.
+/// Compiles `source`; returns the library's path.
 pub(crate) fn library(folder: &Path, name: &str, source: &str, told: &[&str]) -> CString {
     let (code, path) = (folder.join(name).with_extension("c"), folder.join(name));
     let path = path.with_extension("so");

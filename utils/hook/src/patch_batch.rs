@@ -1,7 +1,7 @@
-//! Functions that one engine patches together: all of them, or none where the engine fails. What the engine says is
-//! verified.
+//! Patches functions together with one engine: all, or none if the engine fails. The engine's claims are verified.
 //!
-//! Each function is prepared, and its slot filled; then all are enabled, the engine goes, and each entry is looked at.
+//! Each function is prepared and its slot filled; then all are enabled, the engine is dropped, and each entry is
+//! checked.
 
 use crate::canary::Canary;
 use crate::code::follow;
@@ -22,12 +22,12 @@ const NO_MAPPINGS: &str = "cannot read the list of this process's mappings";
 const TWICE: &str = "it is already in this batch";
 const PANICKED: &str = "the engine panicked";
 
-/// How much of a function's beginning is recorded.
+/// Bytes of a function's beginning to record.
 const RECORDED: usize = size_of::<u64>();
-/// How much an engine may overwrite: a far jump, rounded up.
+/// The most bytes that an engine may overwrite: a far jump, rounded up.
 const OVERWRITTEN: usize = 16;
 
-/// A patch that was verified.
+/// A verified patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patch {
     /// The function's address.
@@ -36,23 +36,23 @@ pub struct Patch {
     pub(crate) length: usize,
 }
 
-/// What is true of a batch after it.
+/// The result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// The engine's name.
     pub engine: &'static str,
     /// The functions whose calls reach their detours.
     pub patches: Vec<Patch>,
-    /// Those whose calls do not, or may not, in the order in which they were prepared.
+    /// Functions whose calls do not reach their detours, or may not, in the order of their preparation.
     pub lost: Vec<Lost>,
 }
 
-/// A function that was prepared and is not patched, whatever the engine says.
+/// A function that was prepared but is not patched, whatever the engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Why.
+    /// The reason.
     pub error: HookError,
-    /// Whether the function is as it was before. Its slot holds its own address then, because the trampoline may be gone.
+    /// Whether the function is unchanged. Its slot then holds its own address, because the trampoline may be gone.
     pub is_unchanged: bool,
 }
 
@@ -61,7 +61,7 @@ struct Prepared<'slots> {
     target: Target,
     slot: &'slots Slot,
     before: [u8; OVERWRITTEN],
-    /// How much of it could be read.
+    /// How many of these bytes could be read.
     length: usize,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Debug for PatchBatch<'_> {
     }
 }
 
-/// A panic of an engine is an error like others.
+/// Turns an engine's panic into an error.
 fn caught<T>(
     function: *const c_void,
     work: impl FnOnce() -> Result<T, HookError>,
@@ -89,7 +89,7 @@ fn caught<T>(
 }
 
 impl<'slots> PatchBatch<'slots> {
-    /// Begins a batch of the engine that `make` makes. What is mapped later is not patched by it.
+    /// Begins a batch of the engine that `make` creates. Code that is mapped later cannot be patched by this batch.
     pub fn begin(make: impl FnOnce() -> Box<dyn HookEngine>) -> Self {
         let (canary, engine, mut mappings) = (Canary::map(), make(), Mappings::now());
         if let (Some(canary), Some(mappings)) = (&canary, &mut mappings) {
@@ -113,7 +113,7 @@ impl<'slots> PatchBatch<'slots> {
     /// page meanwhile.
     ///
     /// # Errors
-    /// [`HookError`] if it cannot be patched. It is left out then; nothing has changed, nor has the slot.
+    /// [`HookError`] if the function cannot be patched. It is left out of the batch then, and nothing has changed.
     pub unsafe fn prepare(
         &mut self,
         target: *const c_void,
@@ -136,9 +136,9 @@ impl<'slots> PatchBatch<'slots> {
         Ok(())
     }
 
-    /// Ends the batch: enables what was prepared. Then the engine goes, and each function's entry is looked at. A function
-    /// of our own that was patched in the same way is called. If the engine fails, or that call does not arrive,
-    /// every function is made what it was before.
+    /// Ends the batch: enables the prepared functions, drops the engine, checks each function's entry, and calls a test
+    /// function that was patched in the same way. If the engine fails, or that call does not arrive, restores every
+    /// function.
     #[must_use]
     pub fn enable(mut self) -> Verified {
         let engine = self.engine.name();
@@ -175,7 +175,7 @@ impl<'slots> PatchBatch<'slots> {
         verified
     }
 
-    /// The canary is patched last, as one of the functions.
+    /// Prepares the canary last, as one of the functions.
     fn prepare_canary(&mut self) -> Result<crate::canary::Prepared, HookError> {
         let none = |reason: &str| HookError::new(core::ptr::null(), reason);
         let canary = self.canary.take().ok_or_else(|| none(NO_CANARY))?;
@@ -185,7 +185,7 @@ impl<'slots> PatchBatch<'slots> {
             .map_err(|error| none(&format!("{NOT_PREPARED}: {}", error.reason)))
     }
 
-    /// Enables all that was prepared, or undoes it.
+    /// Enables all prepared functions, or undoes them.
     fn enable_all(&mut self) -> Result<(), HookError> {
         let engine = &mut self.engine;
         // SAFETY: vouched for where each function was prepared; its slot is filled.
@@ -201,7 +201,7 @@ impl<'slots> PatchBatch<'slots> {
     }
 }
 
-/// Each lost function with what is told of it.
+/// Each lost function with its prepared state.
 fn lost_of<'a, 's>(
     prepared: &'a [Prepared<'s>],
     lost: &'a mut [Lost],
@@ -215,7 +215,7 @@ fn lost_of<'a, 's>(
 }
 
 impl Lost {
-    /// The engine failed with `error`, for this function or another.
+    /// Sets the reason: the engine failed with `error`, for this function or another.
     fn because_of(&mut self, error: &HookError) {
         self.error.reason = if error.address == self.error.address || error.address == 0 {
             error.reason.clone()
@@ -230,7 +230,7 @@ impl Prepared<'_> {
         Lost { error: HookError::new(self.target.entry, reason), is_unchanged: false }
     }
 
-    /// The function's first bytes as they are now.
+    /// The function's present first bytes.
     fn now(&self) -> ([u8; OVERWRITTEN], usize) {
         let mut code = [0; OVERWRITTEN];
         let read = peek::read(self.target.entry as usize, &mut code);
@@ -242,7 +242,7 @@ impl Prepared<'_> {
         read == self.length && code == self.before
     }
 
-    /// Makes the function what it was. What an engine says is not believed here either.
+    /// Restores the function, without relying on the engine.
     fn restore(&self) {
         if !self.is_unchanged() {
             // SAFETY: code of one mapping, as it was before, of which nothing was executed since the batch began.
@@ -253,7 +253,7 @@ impl Prepared<'_> {
         }
     }
 
-    /// Looks where the function's entry leads.
+    /// Checks where the function's entry leads.
     fn look(&self) -> Result<Patch, Lost> {
         let (now, read) = self.now();
         let mut code = [0; RECORDED];
@@ -261,7 +261,7 @@ impl Prepared<'_> {
         let changed = (0..read.min(RECORDED)).rev().find(|&index| now[index] != self.before[index]);
         let Some(last) = changed else { return Err(self.lost(UNCHANGED)) };
         if self.leads() {
-            // What is not read cannot be looked at later.
+            // Unreadable bytes cannot be checked later.
             Ok(Patch { address: self.target.entry as usize, code, length: last + 1 })
         } else {
             Err(self.lost(ELSEWHERE))

@@ -1,4 +1,4 @@
-//! Whether a function is still patched.
+//! Checks later whether a function is still patched.
 
 use crate::Patch;
 use crate::code::machine::BREAKPOINT;
@@ -6,8 +6,7 @@ use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// A patched function's address, and its first bytes as they were verified. Recorded and looked at without a
-/// lock.
+/// A patched function's address, and its first bytes as verified. Lock-free.
 #[derive(Debug)]
 pub struct PatchedEntry {
     address: AtomicPtr<u8>,
@@ -16,7 +15,7 @@ pub struct PatchedEntry {
 }
 
 impl PatchedEntry {
-    /// That of a function that is not patched.
+    /// The entry of a function that is not patched.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -34,18 +33,18 @@ impl PatchedEntry {
         self.address.store(patch.address as *mut u8, Ordering::Release);
     }
 
-    /// The function is gone.
+    /// Forgets the patch, after the function was unloaded.
     pub fn forget(&self) {
         self.address.store(ptr::null_mut(), Ordering::Release);
     }
 
-    /// The function's address; null: it is not patched.
+    /// The function's address; null if it is not patched.
     #[must_use]
     pub fn address(&self) -> *const c_void {
         self.address.load(Ordering::Acquire).cast()
     }
 
-    /// Whether the patch is there. True for a function that was not patched.
+    /// Whether the patch is in place. True for a function that was not patched.
     ///
     /// # Safety
     /// The function's library must stay loaded during the call.
@@ -62,7 +61,7 @@ impl PatchedEntry {
             // SAFETY: the first bytes of a loaded function, which were read when it was patched.
             *byte = unsafe { ptr::read_volatile(address.add(index)) };
         }
-        // A debugger takes its breakpoint away for the moment in which the instruction is executed.
+        // A debugger removes its breakpoint while the instruction is executed.
         let first = BREAKPOINT.len().min(length);
         now[first..length] == code[first..length]
             && (now[..first] == code[..first] || now[..first] == BREAKPOINT)

@@ -1,9 +1,9 @@
-//! Makes a function refuse every call, without an engine: for one that should be hooked and cannot be.
+//! Makes a function refuse every call, without an engine: for a function that should be hooked but cannot be.
 
 use crate::code::{machine, mappings::Mappings, overwrite::overwrite, peek};
 use core::ffi::c_void;
 
-/// Makes `function` return `answer` at once. `false`: it may do what it did before.
+/// Makes `function` return `answer` at once. `false`: it may be unchanged.
 ///
 /// # Safety
 /// `function` must be the entry of a function of at least twelve bytes that returns an `int`. No thread may

@@ -1,21 +1,21 @@
-//! Where a function's first instructions lead.
+//! Follows the jumps at a function's entry.
 
 use super::machine::{LONGEST_JUMP, target};
 use super::peek;
 
-/// A jump, a relay, and what an engine may put between them.
+/// A jump, a relay, and what an engine may put in between.
 const MOST_JUMPS: usize = 4;
 
-/// Where a call goes before it does anything else.
+/// The target of a call before anything else is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leads {
-    /// The function's own code runs: nothing jumps.
+    /// No jump: the function's own code runs.
     Nowhere,
-    /// Jumps lead here.
+    /// Jumps that end at this address.
     To(usize),
 }
 
-/// Follows the jumps at `entry` until they reach `wanted`, or end elsewhere.
+/// Follows the jumps at `entry` until they reach `wanted` or end elsewhere.
 pub(crate) fn leads(entry: usize, wanted: usize) -> Leads {
     let mut at = entry;
     for _ in 0..MOST_JUMPS {
@@ -28,7 +28,7 @@ pub(crate) fn leads(entry: usize, wanted: usize) -> Leads {
     if at == entry { Leads::Nowhere } else { Leads::To(at) }
 }
 
-/// Where the code at `address` jumps to, if it does nothing else.
+/// The target of the jump at `address`; `None` if the code there does anything else.
 fn jump(address: usize) -> Option<usize> {
     let mut code = [0; LONGEST_JUMP];
     let length = peek::read(address, &mut code);
@@ -38,7 +38,7 @@ fn jump(address: usize) -> Option<usize> {
     })
 }
 
-/// Any bytes are a jump or none.
+/// Decodes any bytes without harm.
 #[cfg(any(test, feature = "checks"))]
 pub(crate) fn check(code: &[u8], address: usize) {
     let _ = target(code, address, |_| None);

@@ -1,16 +1,15 @@
-//! Writes into code that cannot be made writable. A process may have no memory that is writable and
-//! executable at the same time (SELinux, `MemoryDenyWriteExecute` of systemd). The kernel still
-//! lets it write the way a debugger does.
+//! Writes into code that cannot be made writable, through `/proc/self/mem`, as a debugger does. Needed where a process
+//! may have no memory that is writable and executable at the same time (SELinux, `MemoryDenyWriteExecute` of systemd).
 
 use super::machine::publish;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Writes `bytes` at `address`, whatever the protection there. `false`: they may not have been
-/// written. It is not a single store.
+/// Writes `bytes` at `address`, whatever the protection there, but not in a single store. `false`: they may not have
+/// been written.
 ///
 /// # Safety
-/// As for a plain write there, if it were writable.
+/// As for a plain write there, if the memory were writable.
 pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     let memory = File::options().write(true).open("/proc/self/mem");
     let written = memory.is_ok_and(|memory| memory.write_all_at(bytes, address as u64).is_ok());
@@ -38,7 +37,7 @@ mod tests {
             let function: extern "C" fn() -> i32 = core::mem::transmute(start.byte_add(12));
             assert_eq!(function(), 42);
             libc::munmap(start, PAGE);
-            // Nothing is ever mapped there.
+            // Nothing is ever mapped at this address.
             assert!(!write(1 << 62, &[1]));
         }
     }

@@ -1,6 +1,8 @@
-//! This process's mappings. A kernel that can be asked for single ones (Linux 6.11) is asked for those that matter. Others
-//! write the list of all anew each time, which takes a third of a millisecond for each thousand. So there the loader tells
-//! of the code of libraries, and the list is read for anything else, once for many questions.
+//! This process's mappings.
+//!
+//! Linux 6.11 and later answer queries for single mappings (`PROCMAP_QUERY`). Other kernels write the whole list each
+//! time, in a third of a millisecond per thousand mappings. There, the loader's headers tell the code of libraries, and
+//! the list is read only for other addresses, once for many queries.
 
 use super::machine::PAGE;
 use super::peek::error_of;
@@ -20,22 +22,22 @@ pub(super) struct Mapping {
     pub(super) protection: c_int,
 }
 
-/// Where a mapping is looked up that is not known yet.
+/// How unknown mappings are looked up.
 #[derive(Debug, Default)]
 enum Source {
-    /// Nowhere: all are known.
+    /// All mappings are known.
     #[default]
     List,
-    /// The kernel is asked for it.
+    /// By a query to the kernel.
     Kernel(File),
-    /// The loader knows it, if it is code, or else the kernel's list is read.
+    /// For code, from the loader's headers; otherwise the kernel's list is read.
     Loader(File),
 }
 
-/// The mappings of this process, as they were at one moment, or as they are when one is asked for.
+/// The mappings of this process: a snapshot of the list, or looked up on demand.
 #[derive(Debug, Default)]
 pub struct Mappings {
-    /// All by address, or those that were asked for.
+    /// All mappings by address, or those looked up so far.
     known: Vec<Mapping>,
     source: Source,
 }
@@ -52,7 +54,7 @@ struct Query {
     vma_flags: u64,
     /// Page size, offset, inode, device.
     of_the_file: [u64; 4],
-    /// Zero: name and build id are not asked for.
+    /// Zero: the name and build id are not requested.
     sizes: u64,
     addresses: [u64; 2],
 }
@@ -60,7 +62,7 @@ struct Query {
 /// `PROCMAP_QUERY`
 const QUERY: libc::Ioctl = libc::_IOWR::<Query>(b'f' as u32, 17);
 
-/// Asks the kernel for the mapping of an address.
+/// Queries the kernel for the mapping of an address.
 fn asked(kernel: &File, address: usize) -> Option<Mapping> {
     let size = size_of::<Query>() as u64;
     let mut query = Query { size, query_addr: address as u64, ..Query::default() };
@@ -73,7 +75,7 @@ fn asked(kernel: &File, address: usize) -> Option<Mapping> {
 }
 
 impl Mappings {
-    /// The present mappings; `None` if the kernel does not tell them.
+    /// The present mappings; `None` if the kernel's list cannot be opened.
     #[must_use]
     pub fn now() -> Option<Self> {
         let kernel = File::open(LIST).ok()?;
@@ -83,7 +85,7 @@ impl Mappings {
         })
     }
 
-    /// Has the whole list read.
+    /// Reads the whole list.
     fn list(&mut self) {
         match core::mem::take(&mut self.source) {
             Source::Kernel(kernel) | Source::Loader(kernel) => {
@@ -93,7 +95,7 @@ impl Mappings {
         }
     }
 
-    /// All mappings, from the kernel's list.
+    /// Reads all mappings from the kernel's list.
     fn read(mut kernel: File) -> Option<Self> {
         let mut list = Vec::with_capacity(64 * 1024);
         kernel.read_to_end(&mut list).ok()?;
@@ -105,8 +107,7 @@ impl Mappings {
         // A path may hold any byte but a line break, which is escaped.
         for line in list.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             let mut next = mapping(line)?;
-            // The kernel writes the list in pieces. A mapping that grows between two pieces is in
-            // both.
+            // The kernel writes the list in pieces; a mapping that grows meanwhile appears in two of them.
             let known = mappings.last().map_or(0, |last| last.range.end);
             next.range.start = next.range.start.max(known);
             if !next.range.is_empty() {
@@ -116,7 +117,7 @@ impl Mappings {
         Some(Self { known: mappings, source: Source::List })
     }
 
-    /// The mappings are in order, and what is free is not mapped.
+    /// Checks that the mappings are in order, and that free addresses are not mapped.
     #[cfg(any(test, feature = "checks"))]
     pub(crate) fn check(&mut self) {
         let ranges: Vec<_> = self.known.iter().map(|mapping| mapping.range.clone()).collect();
@@ -130,21 +131,20 @@ impl Mappings {
         }
     }
 
-    /// Records what had been mapped before: it need not be asked for.
+    /// Adds a mapping that existed before, which then needs no query.
     pub(crate) fn note(&mut self, range: Range<usize>, protection: c_int) {
         if !matches!(self.source, Source::List) {
             self.known.push(Mapping { range, protection });
         }
     }
 
-    /// Records that `range`, which was free, has been mapped.
+    /// Adds a mapping that was created in the free `range`.
     pub(crate) fn add(&mut self, range: Range<usize>, protection: c_int) {
         let next = self.known.partition_point(|mapping| mapping.range.end <= range.start);
         self.known.insert(next, Mapping { range, protection });
     }
 
-    /// The protection of the mapping that contains `address`, and how many bytes are left up to its
-    /// end.
+    /// The protection of the mapping that contains `address`, and the bytes left up to its end.
     pub(crate) fn at(&mut self, address: usize) -> Option<(c_int, usize)> {
         let holds = |mapping: &Mapping| mapping.range.contains(&address);
         if !matches!(self.source, Source::List) && !self.known.iter().any(holds) {
@@ -166,8 +166,8 @@ impl Mappings {
         Some((mapping.protection, mapping.range.end - address))
     }
 
-    /// Page starts in `within` from which `size` bytes are free: one for each gap, nearest to
-    /// `origin` first. The whole list is read for that.
+    /// Page-aligned addresses in `within` with `size` free bytes: one per gap, nearest to `origin` first. Reads the
+    /// whole list.
     pub(crate) fn free(&mut self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
         self.list();
         let ends = self.known.iter().map(|mapping| mapping.range.end);
@@ -185,7 +185,7 @@ impl Mappings {
     }
 }
 
-/// `7f00-7f10 r-xp ...`
+/// Parses a line such as `7f00-7f10 r-xp ...`.
 fn mapping(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mut ends = fields.next()?.split(|&byte| byte == b'-').map(address);
@@ -230,7 +230,7 @@ mod tests {
         let all = 0x10_0000..usize::MAX;
         let places = mappings.free(0x400_0010, &all, 0x4_0000);
         assert_eq!(places, [0x3fc_0000, 0x40a_0000, 0x501_0000, 0xffff_ffff_ff61_0000]);
-        // Gaps that are wholly or partly out of reach are not offered.
+        // Gaps that are partly out of reach are not offered.
         assert_eq!(mappings.free(0x400_0010, &(0x3fe_0000..0x40e_0001), 0x4_0000), [0x40a_0000]);
         assert!(mappings.free(0x400_0010, &(0x3fe_0000..0x40d_0000), 0x4_0000).is_empty());
         // A place that was mapped meanwhile is not offered again.
@@ -286,7 +286,8 @@ mod tests {
         assert!(left > 0);
     }
 
-    /// Whether the kernel says that it can be asked for single mappings. Emulators of a processor cannot, whatever it says.
+    /// Whether the kernel claims to support queries for single mappings. Processor emulators do not, whatever they
+    /// claim.
     fn can_be_asked() -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(protection, libc::PROT_READ);
         assert!(matches!(mappings.source, Source::List) && mappings.known.len() > 3);
         assert!(mappings.at(own).is_some() && mappings.at(0x1800).is_none());
-        // What had been mapped before is in the list.
+        // An earlier mapping is in the list already.
         let before = mappings.known.len();
         mappings.note(0x1000..0x2000, libc::PROT_READ);
         assert_eq!(mappings.known.len(), before);
@@ -334,7 +335,7 @@ mod tests {
         let ends = list.known.iter().map(|mapping| mapping.range.end);
         let mut compared = 0;
         for at in starts.into_iter().chain(ends.collect::<Vec<_>>()) {
-            // The page of the kernel's own is in the list only. The heap grows meanwhile.
+            // The kernel's own page is in the list only. The heap grows meanwhile.
             let known = list.at(at).filter(|_| at < 1 << 63);
             let told = single.at(at);
             if told != known {
@@ -349,7 +350,7 @@ mod tests {
         assert_eq!([single.at(0), single.at(usize::MAX)], [None, None]);
         // SAFETY: as above.
         assert_eq!(unsafe { *libc::__errno_location() }, 77);
-        // Free places are looked for in the list.
+        // Free places are looked up in the list.
         let own = can_be_asked as *const () as usize;
         for place in single.free(own, &(0..1 << 47), 0x4000).into_iter().take(9) {
             assert_eq!(list.at(place), None, "{place:x}");

@@ -1,4 +1,4 @@
-//! Machine code: jumps, writing into code that runs, and reading what may not be mapped.
+//! Machine code: decoding jumps, writing into running code, and reading memory that may not be mapped.
 
 pub(crate) mod follow;
 pub(crate) mod forced;

@@ -1,14 +1,14 @@
-//! Writes into code that is mapped without write permission.
+//! Writes into code that is mapped without write permission. Patches and their removal go through here.
 
 use super::{forced, machine};
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Overwrites the code at `function` with `bytes`. Its pages have `protection` before, and again
-/// afterwards, unless the kernel refuses: then they stay writable. `false`: the code is unchanged.
+/// Overwrites the code at `function` with `bytes`. The pages have `protection` before and again afterwards, unless the
+/// kernel refuses: then they stay writable. `false`: the code is unchanged.
 ///
-/// The pages stay executable meanwhile, because other functions in them go on running.
+/// The pages stay executable meanwhile, because other functions in them keep running.
 ///
 /// # Safety
 /// `function` must be mapped, readable and executable code of at least `bytes.len()` bytes. All of
@@ -19,7 +19,7 @@ pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection
     unsafe { overwrite_all(&[(function, bytes)], protection) }
 }
 
-/// The pages that `length` bytes at `at` are in.
+/// The pages that contain `length` bytes at `at`.
 pub(crate) fn pages(at: *const c_void, length: usize) -> Range<usize> {
     // SAFETY: asks for a constant.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
@@ -27,10 +27,10 @@ pub(crate) fn pages(at: *const c_void, length: usize) -> Range<usize> {
     at / page * page..(at + length).next_multiple_of(page)
 }
 
-/// The same for several functions, by their addresses: all of them or none. The kernel is asked once.
+/// Like [`overwrite`], for several functions in order of their addresses: all or none, with one protection change.
 ///
 /// # Safety
-/// As for [`overwrite`], of each. The pages between the first and the last must have this protection, too.
+/// As for [`overwrite`], for each function. The pages between the first and the last must have this protection as well.
 pub(crate) unsafe fn overwrite_all(changes: &[(*const c_void, &[u8])], protection: c_int) -> bool {
     let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return true };
     let range = pages(first.0, 0).start..pages(last.0, last.1.len()).end;
@@ -59,7 +59,7 @@ pub(crate) unsafe fn overwrite_all(changes: &[(*const c_void, &[u8])], protectio
     };
     if protect(libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) {
         changes.iter().copied().for_each(write);
-        // Where the kernel refuses, the old code would stay writable just the same.
+        // If the kernel refuses, the pages stay writable, as they would with the old code.
         protect(protection);
         return true;
     }
@@ -69,7 +69,7 @@ pub(crate) unsafe fn overwrite_all(changes: &[(*const c_void, &[u8])], protectio
     let force = |(function, bytes): (*const c_void, &[u8])| unsafe {
         forced::write(function as usize, bytes)
     };
-    // If only part of it was written, the old code is put back.
+    // If only a part was written, restore the old code.
     changes.iter().copied().all(force) || {
         restored.for_each(|change| {
             force(change);
@@ -78,12 +78,11 @@ pub(crate) unsafe fn overwrite_all(changes: &[(*const c_void, &[u8])], protectio
     }
 }
 
-/// Writes `bytes` in one store if they lie in one aligned word: then no thread sees half of them.
-/// Otherwise the first byte is written last: a thread that runs a lone `ret` there sees the `ret`
-/// or the whole jump.
+/// Writes `bytes` in one store if they lie in one aligned word, so that no thread sees half of them. Otherwise writes
+/// the first byte last: a thread that runs a lone `ret` there sees the `ret` or the whole jump.
 ///
 /// # Safety
-/// The words that `bytes` will lie in must be readable and writable.
+/// The words that contain `bytes` must be readable and writable.
 unsafe fn store(at: *mut u8, bytes: &[u8]) {
     const WORD: usize = size_of::<u64>();
     let offset = at as usize % WORD;
@@ -174,7 +173,7 @@ mod tests {
     #[test]
     fn code_whose_protection_cannot_be_set_back_is_written_all_the_same() {
         let start = mapped(1, READ_EXECUTE);
-        // There is no such protection, so the kernel refuses it.
+        // The kernel refuses this invalid protection.
         let impossible = 0x4000_0000;
         // SAFETY: code of this test's own.
         unsafe {

@@ -1,4 +1,4 @@
-//! Reads memory that may not be mapped: what a library says of itself, or a jump leads to, is anybody's guess.
+//! Reads memory that may not be mapped: addresses from a library's own tables or from jumps cannot be trusted.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -20,12 +20,12 @@ pub(crate) fn read(address: usize, into: &mut [u8]) -> usize {
     read
 }
 
-/// Whether the page of this address can be read. The kernel is asked by a call that reads eight bytes there and then
-/// fails, because of its first argument. Sandboxes that forbid nearly all calls allow this one.
+/// Whether the page of this address can be read. Uses a system call that reads eight bytes there and then fails because
+/// of its first argument; even sandboxes that forbid nearly all calls allow it.
 fn is_readable(address: usize) -> bool {
     const NO_SUCH_OPERATION: usize = usize::MAX;
     const SET_BYTES: usize = 8;
-    // A null pointer would not be read.
+    // The call would not read a null pointer.
     if address < PAGE {
         return false;
     }
@@ -38,7 +38,7 @@ fn is_readable(address: usize) -> bool {
     answer != Some(libc::EFAULT)
 }
 
-/// The error of a system call that fails. `errno` is as it was before, for code that looks at it after loading a library.
+/// The error of a failing system call. Preserves `errno`, for code that reads it after loading a library.
 pub(crate) fn error_of<T: Into<i64>>(call: impl FnOnce() -> T) -> Option<c_int> {
     // SAFETY: this thread's own.
     unsafe {

@@ -1,4 +1,4 @@
-//! The code of loaded libraries, as the loader mapped it.
+//! The code of loaded libraries, according to the loader's headers.
 
 use super::mappings::Mapping;
 use super::peek::{self, error_of};
@@ -7,7 +7,7 @@ use core::ops::Range;
 use core::{ptr, slice};
 use libc::{Elf64_Phdr, dl_phdr_info};
 
-/// How code is mapped.
+/// The protection of code.
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 
 struct Search {
@@ -15,8 +15,8 @@ struct Search {
     found: Option<Range<usize>>,
 }
 
-/// The code that holds an address, from the headers by which the loader mapped it. `None` where no library says so, or
-/// where it is not as they say: not readable, or writable.
+/// The mapping of code that contains an address, according to the loader's headers. `None` if no library contains it,
+/// or if the memory is unreadable or writable, contrary to the headers.
 pub(super) fn code_at(address: usize) -> Option<Mapping> {
     let mut search = Search { address, found: None };
     // SAFETY: the callback is of this signature, and gets what it expects.
@@ -25,7 +25,7 @@ pub(super) fn code_at(address: usize) -> Option<Mapping> {
     (!is_writable(range.start)).then_some(Mapping { range, protection: CODE })
 }
 
-/// Looks at a loaded library. Anything but 0 ends the search.
+/// Callback for each loaded library; a result other than 0 ends the iteration.
 unsafe extern "C" fn look(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
     // SAFETY: the loader passes a structure that is valid during the call, with the headers that it names; and what this
     // module passed to it.
@@ -48,12 +48,12 @@ unsafe extern "C" fn look(info: *mut dl_phdr_info, _: usize, search: *mut c_void
     search.found.is_some().into()
 }
 
-/// Whether its first and its last byte can be read.
+/// Whether the first and the last byte can be read.
 fn is_readable(range: &Range<usize>) -> bool {
     [range.start, range.end - 1].iter().all(|&at| peek::read(at, &mut [0]) == 1)
 }
 
-/// Whether the kernel would write there for this process. It is asked to add nothing to a word.
+/// Whether this process may write there; tried by an atomic addition of 0 to a word.
 fn is_writable(address: usize) -> bool {
     const ADD_NOTHING: usize = 1 << 28;
     let own = 0_u32;

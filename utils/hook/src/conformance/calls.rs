@@ -1,4 +1,4 @@
-//! What a call carries: arguments in registers and on the stack, calls of itself.
+//! Cases about arguments in registers and on the stack, and about recursion.
 
 use super::functions::{NUMBERS, PLAIN, SUM_OF_TWELVE, SUM_UP_TO, adds_hundred_first};
 use super::{Case, Failure, Function, Make, Outcome, SLOT, and_hundred, expect, map, patch};
@@ -97,7 +97,7 @@ extern "C" fn once_more(argument: u64) -> u64 {
     next(argument.saturating_sub(1)) + 100
 }
 
-/// As where a hook calls the driver, which calls its own exported functions.
+/// A hook that calls a driver which calls its own exported functions.
 unsafe fn called_again(make: Make) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     FUNCTION.set(address);

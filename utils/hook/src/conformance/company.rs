@@ -1,4 +1,4 @@
-//! Other threads: some are inside a function while it is patched.
+//! Cases with other threads, some of them inside a function while it is patched.
 
 use super::functions::WAIT;
 use super::{Case, Failure, Function, Make, Outcome, SLOT, and_hundred, map, patch};
@@ -11,10 +11,10 @@ pub(super) const CASES: &[Case] =
 
 const THREADS: usize = 4;
 
-/// Threads wait in the function's body, behind what is overwritten, and return when it has been patched.
+/// Threads wait in the function's body, after the overwritten instructions, and return when it has been patched.
 unsafe fn threads_inside(make: Make) -> Result<Outcome, Failure> {
     let address = map(WAIT, 0)?;
-    // How many are inside, and whether they may go.
+    // The number of threads inside, and whether they may leave.
     let state = [AtomicU64::new(0), AtomicU64::new(0)];
     let argument = state.as_ptr() as u64;
     // SAFETY: the code above, of this signature; its argument points to two numbers.

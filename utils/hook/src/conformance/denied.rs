@@ -1,5 +1,5 @@
-//! A process that may have no memory which is writable and executable, as with systemd's `MemoryDenyWriteExecute`, and one
-//! whose kernel cannot be asked for single mappings.
+//! Cases in a process that may have no writable and executable memory, as under systemd's `MemoryDenyWriteExecute`, and
+//! in one whose kernel answers no queries for single mappings.
 
 use super::functions::PLAIN;
 use super::{Case, Failure, Make, Outcome, PLAIN_RESULTS, function, map};
@@ -10,7 +10,7 @@ pub(super) const CASES: &[Case] = &[
     Case::other("a kernel that only lists all mappings", not_asked),
 ];
 
-/// How the child ends.
+/// The child's exit status.
 const PATCHED: i32 = 0;
 const REFUSED: i32 = 1;
 const BROKEN: i32 = 2;
@@ -18,7 +18,7 @@ const NO_FILTER: i32 = 3;
 
 const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const ANY: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
-/// Where a filter finds the number of a call.
+/// Offset of the system call's number in a filter's input.
 const NUMBER: u32 = 0;
 
 fn statement(code: u32, k: u32) -> libc::sock_filter {
@@ -37,7 +37,7 @@ fn answer(answer: u32) -> libc::sock_filter {
     statement(libc::BPF_RET | libc::BPF_K, answer)
 }
 
-/// Has the kernel refuse memory that is writable and executable, or becomes executable, from now on.
+/// Makes the kernel refuse memory that is writable and executable, or becomes executable.
 fn deny_writable_code() -> bool {
     let protection = 16 + 2 * 8;
     let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u32;
@@ -55,12 +55,12 @@ fn deny_writable_code() -> bool {
     ])
 }
 
-/// Has the kernel refuse questions about open files, as one that does not know them.
+/// Makes the kernel refuse all `ioctl` calls, as one that does not know them.
 fn deny_questions() -> bool {
     refuse(libc::SYS_ioctl, libc::ENOTTY)
 }
 
-/// Has the kernel answer a call with an error.
+/// Makes the kernel answer a system call with an error.
 fn refuse(call: libc::c_long, error: i32) -> bool {
     apply(&mut [
         load(NUMBER),
@@ -87,7 +87,7 @@ unsafe fn not_asked(make: Make) -> Result<Outcome, Failure> {
     in_child(make, deny_questions)
 }
 
-/// Patches a function in a child that the kernel refuses something.
+/// Patches a function in a child to which the kernel refuses something.
 fn in_child(make: Make, deny: fn() -> bool) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     child(deny, || {
@@ -100,7 +100,7 @@ fn in_child(make: Make, deny: fn() -> bool) -> Result<Outcome, Failure> {
     })
 }
 
-/// Does some work in a child that the kernel refuses something.
+/// Runs `work` in a child to which the kernel refuses something.
 fn child(deny: fn() -> bool, work: impl Fn() -> i32) -> Result<Outcome, Failure> {
     let work = || if deny() { work() } else { NO_FILTER };
     // SAFETY: the child does the work and ends, without anything of this process's.
@@ -133,12 +133,13 @@ mod tests {
         -77
     }
 
-    /// Only its opening succeeds.
+    /// Lets the list be opened but not read.
     fn no_list() -> bool {
         deny_questions() && refuse(libc::SYS_read, libc::EPERM)
     }
 
-    /// A library's function and a hook of this program, where the kernel neither answers nor lists: the loader knows both.
+    /// A library's function and a hook of this program, under a kernel that neither answers queries nor lists mappings:
+    /// the loader knows both.
     #[test]
     fn the_list_of_mappings_is_not_read_for_a_librarys_functions() {
         let patched = |address: *const c_void| {
@@ -161,7 +162,7 @@ mod tests {
             return;
         }
         assert!(matches!(library, Ok(Outcome::Patched)), "{library:?}");
-        // What is in no library would need the list.
+        // Code outside any library would need the list.
         let mapped = map(PLAIN, 0).unwrap();
         let other = child(no_list, || patched(mapped.cast()));
         assert!(matches!(other, Ok(Outcome::Refused(_))), "{other:?}");

@@ -1,9 +1,9 @@
-//! What an engine must get right, as cases that run over any engine .
+//! The contract of hook engines, as cases that run over any engine.
 //!
-//! Each case patches as programs' functions are patched: by a [`PatchBatch`], and what is called is called when the
-//! engine has gone. An engine may refuse a function with an error, but must then leave it unchanged. It must never
-//! report a function as patched while callers miss the detour, or while the trampoline does something else than the
-//! original did. Callers notice nothing before a function is enabled, and code cannot be written afterwards.
+//! Each case patches functions in a [`PatchBatch`], as programs do, and calls them when the engine is gone. An engine
+//! may refuse a function with an error, but must then leave it unchanged. It must never report a function as patched
+//! while callers miss the detour or the trampoline differs from the original. Callers must notice nothing before a
+//! function is enabled, and code must not be writable afterwards.
 //!
 //! ```no_run
 //! for case in hook::conformance::cases() {
@@ -25,10 +25,10 @@ use core::ffi::c_void;
 use core::ptr;
 use std::sync::{Mutex, PoisonError};
 
-/// Makes the engine under test.
+/// Creates the engine under test.
 pub type Make = fn() -> Box<dyn HookEngine>;
 
-/// How a case ended well.
+/// A correct result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The function is patched: callers reach the detour, and the trampoline runs the original.
@@ -37,48 +37,48 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// How an engine broke the rules.
+/// A violation of the contract.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// A function gave a wrong result.
-    #[error("the {through} gave {result} for {argument}, not {expected}")]
+    #[error("wrong result of the {through} for {argument}: {result}; expected {expected}")]
     WrongResult {
-        /// Which function was called.
+        /// The called function.
         through: &'static str,
         /// The argument.
         argument: u64,
-        /// What came back.
+        /// The result.
         result: u64,
-        /// What should have come back.
+        /// The right result.
         expected: u64,
     },
-    /// The engine reported as patched what it had to refuse.
-    #[error("what cannot be patched was said to be patched")]
+    /// The engine reported success for a function that it has to refuse.
+    #[error("reported as patched, although it cannot be patched")]
     NotRefused,
     /// The engine refused, but changed the function or the slot.
-    #[error("refused ({0}), but not left as it was")]
+    #[error("refused ({0}), but changed")]
     NotLeftAlone(String),
     /// The function was changed before it was enabled.
-    #[error("prepared, and changed already")]
+    #[error("changed before it was enabled")]
     TooEarly,
-    /// The batch found out that the function is not patched.
-    #[error("said to be patched, and is not: {0}")]
+    /// The batch found the function unpatched, although the engine reported success.
+    #[error("reported as patched, but is not: {0}")]
     Lost(String),
-    /// A function that was undone is not what it was.
-    #[error("undone, and not what it was")]
+    /// Undoing did not restore a function.
+    #[error("not restored when undone")]
     NotUndone,
-    /// Code can be written that could not be written before.
-    #[error("the code at {0:#x} can be written afterwards")]
+    /// Code is writable that was not writable before.
+    #[error("the code at {0:#x} is writable afterwards")]
     Writable(usize),
-    /// The process in which the case ran ended so.
-    #[error("its process ended with {0}")]
+    /// The case's child process ended unexpectedly.
+    #[error("the child process ended with {0}")]
     Ended(String),
-    /// The case could not be made: no memory at this place, no file, or no process.
-    #[error("the case needs something at {0:#x} that is not to be had")]
+    /// The case could not be set up: no memory at this address, no file, or no process.
+    #[error("cannot set up the case: nothing available at {0:#x}")]
     NotMade(usize),
 }
 
-/// One thing that an engine must get right.
+/// One case of the contract.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     name: &'static str,
@@ -116,7 +116,7 @@ impl Case {
         self.name
     }
 
-    /// Whether only a refusal is right.
+    /// Whether a refusal is the only correct outcome.
     #[must_use]
     pub const fn must_refuse(&self) -> bool {
         self.must_refuse
@@ -131,13 +131,13 @@ impl Case {
         }
     }
 
-    /// Runs the case over engines that `make` makes.
+    /// Runs the case with engines from `make`.
     ///
     /// # Safety
     /// No other thread may patch code meanwhile.
     ///
     /// # Errors
-    /// What the engine did wrong.
+    /// The engine's violation of the contract.
     pub unsafe fn run(&self, make: Make) -> Result<Outcome, Failure> {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         SLOT.set(ptr::null());
@@ -163,7 +163,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         .flatten()
 }
 
-/// The slots are static, because a detour has to find its trampoline. So one case runs at a time.
+/// Slots are static, because a detour has to find its trampoline. So only one case runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 static SLOT: Slot = Slot::new();
 static SECOND: Slot = Slot::new();
@@ -184,7 +184,7 @@ extern "C" fn and_thousand(argument: u64) -> u64 {
     original(argument) + 1000
 }
 
-/// Maps `code` into pages of its own, near `hint` if that is free.
+/// Maps `code` into pages of its own, near `hint` if those are free.
 fn map(code: &[u8], hint: usize) -> Result<*const c_void, Failure> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let writable = libc::PROT_READ | libc::PROT_WRITE;
@@ -222,16 +222,16 @@ unsafe fn expect(
     }
 }
 
-/// The first bytes of code, as they are now.
+/// The present first bytes of code.
 ///
 /// # Safety
-/// As much has to be mapped there.
+/// At least that many bytes must be mapped there.
 unsafe fn first_bytes(code: *const c_void) -> [u8; 16] {
     // SAFETY: the caller's.
     unsafe { ptr::read_volatile(code.cast()) }
 }
 
-/// Whether code can be written that is being executed.
+/// Fails if code that is being executed is writable.
 fn check_rights(code: *const c_void) -> Result<(), Failure> {
     let rights = Mappings::now().and_then(|mut mappings| mappings.at(code as usize));
     match rights {
@@ -240,10 +240,11 @@ fn check_rights(code: *const c_void) -> Result<(), Failure> {
     }
 }
 
-/// Patches functions in one batch, all of them or none.
+/// Patches functions in one batch: all or none.
 ///
 /// # Safety
-/// Functions of the case's own, of at least 16 mapped bytes, of their detours' signature, whose first instructions nothing executes.
+/// The case's own functions, with at least 16 mapped bytes and their detours' signatures; nothing executes their first
+/// instructions.
 unsafe fn patch(
     make: Make,
     functions: &[(*const c_void, *const c_void, &Slot)],

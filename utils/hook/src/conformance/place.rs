@@ -1,4 +1,5 @@
-//! Where a function lies: beside others, far away, where another one was, beneath a breakpoint; and what is no code.
+//! Cases about a function's surroundings: beside others, far away, at a former function's address, under a breakpoint;
+//! and about data.
 
 use super::functions::{
     ACROSS, HIDDEN, ONE_MORE, OTHER, PLAIN, PLAIN_LENGTH, SEVEN, SHORT, leading_jump,
@@ -43,13 +44,13 @@ unsafe fn leading_far_jump(make: Make) -> Result<Outcome, Failure> {
     // SAFETY: as above.
     unsafe {
         let outcome = function(make, map(&code, 0)?, PLAIN_RESULTS)?;
-        // What it jumps to has other callers.
+        // The target of the jump has other callers.
         expect(behind, "function behind the jump", 7, 12)?;
         Ok(outcome)
     }
 }
 
-/// Patches `code`, and calls what stands behind it.
+/// Patches `code`, and calls the function after it.
 unsafe fn beside(make: Make, code: &[u8], results: [u64; 2]) -> Result<Outcome, Failure> {
     let mut all = code.to_vec();
     all.extend(ONE_MORE);
@@ -80,7 +81,7 @@ unsafe fn packed_and_short(make: Make) -> Result<Outcome, Failure> {
 unsafe fn many(make: Make) -> Result<Outcome, Failure> {
     const COUNT: usize = 128;
     let address = map(&PLAIN.repeat(COUNT), 0)?;
-    // All have one detour, and their trampolines do the same: the slot's last one serves.
+    // All have one detour and equivalent trampolines, so the slot's last value will do.
     let slots: Vec<Slot> = (0..COUNT).map(|_| Slot::new()).collect();
     let at = |index: usize| address.wrapping_byte_add(PLAIN.len() * index);
     let functions: Vec<_> = slots
@@ -114,7 +115,7 @@ unsafe fn across_pages(make: Make) -> Result<Outcome, Failure> {
     }
 }
 
-/// Two names in the driver may be one function.
+/// Two names in the driver may denote one function.
 unsafe fn two_detours(make: Make) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     // SAFETY: as above.
@@ -131,7 +132,7 @@ unsafe fn two_detours(make: Make) -> Result<Outcome, Failure> {
     }
 }
 
-/// A library is unloaded, and another one is loaded at its place.
+/// A library is unloaded, and another one loaded at its address.
 unsafe fn loaded_again(make: Make) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::Patched;
     let mut place = 7 << 41;
@@ -157,7 +158,7 @@ unsafe fn loaded_again(make: Make) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Somebody writes the function's own code back: it can be patched anew.
+/// Another tool writes the function's own code back; the function can be patched again.
 unsafe fn written_back(make: Make) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     // SAFETY: as above; the page is the case's own.
@@ -177,7 +178,7 @@ unsafe fn written_back(make: Make) -> Result<Outcome, Failure> {
     Ok(Outcome::Patched)
 }
 
-/// An engine that is told to undo does it, before it has enabled anything and afterwards.
+/// An engine undoes its work on request, before and after it has enabled anything.
 unsafe fn undone(make: Make) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     let mut mappings = Mappings::now().ok_or(Failure::NotMade(address as usize))?;
@@ -227,7 +228,7 @@ fn traced(file: &File) -> Result<*const c_void, Failure> {
     }
 }
 
-/// A tracer or a debugger has put it there.
+/// A breakpoint set by a tracer or a debugger.
 unsafe fn breakpoint(make: Make) -> Result<Outcome, Failure> {
     let path = std::env::temp_dir().join(format!("sluice-breakpoint-{}", std::process::id()));
     let outcome = std::fs::write(&path, [&[0x90; 64], PLAIN, &[0xcc; 64]].concat())

@@ -1,4 +1,4 @@
-//! Memory for the small pieces of code that patched functions need near them.
+//! Memory for relays and trampolines, near the patched functions.
 
 use crate::code::forced;
 use crate::code::machine::{PAGE, REACH, publish};
@@ -7,23 +7,24 @@ use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr;
 
-/// Enough for the relays and trampolines of 300 functions.
+/// Bytes of a block: enough for the relays and trampolines of 300 functions.
 const BLOCK: usize = if PAGE > 16 * 1024 { PAGE } else { 16 * 1024 };
-/// A block is offered only if this much is left in it.
+/// A block is offered only if at least this many bytes are left in it.
 const ROOM: usize = 256;
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 const WRITABLE_CODE: c_int = CODE | libc::PROT_WRITE;
 /// The alignment of functions.
 const ALIGNED: usize = 16;
-/// Nothing is mapped below this, so that null pointers lead nowhere.
+/// Addresses below this are never mapped, so that null pointers lead nowhere.
 const LOWEST: usize = 0x1_0000;
-/// How far below a function a place is tried, in parts of [`REACH`]. What was loaded last tends to lie lowest.
+/// Distances below a function at which memory is tried, in parts of [`REACH`]. Recently loaded libraries tend to lie
+/// lowest.
 const PARTS_BELOW: [usize; 6] = [64, 32, 16, 8, 4, 2];
-/// How many gaps are tried. Other threads may have filled those in the list.
+/// The most gaps to try. Other threads may have filled the listed ones.
 const TRIES: usize = 64;
 
-/// Blocks of memory that stay mapped for the life of the process. They are writable while this
-/// value exists, and only executable afterwards.
+/// Blocks of memory that stay mapped for the life of the process: writable while this value exists, only executable
+/// afterwards.
 #[derive(Debug, Default)]
 pub(crate) struct CodeMemory(Vec<Block>);
 
@@ -32,12 +33,12 @@ pub(crate) struct CodeMemory(Vec<Block>);
 pub(crate) struct Block {
     range: Range<usize>,
     next: usize,
-    /// If it is not writable, it is executable all the same.
+    /// Whether the block is writable; it is always executable.
     writable: bool,
 }
 
 impl CodeMemory {
-    /// A block that lies within reach of `origin` as a whole and has [`ROOM`] left.
+    /// A block that lies wholly within reach of `origin` and has [`ROOM`] left.
     pub(crate) fn near(&mut self, origin: usize, mappings: &mut Mappings) -> Option<&mut Block> {
         let within = origin.saturating_sub(REACH).max(LOWEST)..origin.saturating_add(REACH);
         let fits = |block: &Block| {
@@ -89,8 +90,8 @@ impl Block {
         Self::within(&(place..place + BLOCK), start as usize, protection)
     }
 
-    /// Maps a block where the kernel likes it, if that is in `wanted`: the newest mappings tend to lie side by side. The list
-    /// of mappings need not be read then; nor does it show everything that is taken.
+    /// Maps a block where the kernel chooses, if that is in `wanted`: the newest mappings tend to be adjacent. Does not
+    /// need the list of mappings, which may be incomplete.
     fn map_anywhere(wanted: &Range<usize>, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: anonymous memory; nothing is replaced.
@@ -101,7 +102,7 @@ impl Block {
         Self::within(wanted, start as usize, protection)
     }
 
-    /// Maps a block below `origin`, at one of a few places that may be free. The list need not be read for that either.
+    /// Maps a block at one of a few places below `origin` that may be free. Does not need the list either.
     fn map_below(origin: usize, protection: c_int) -> Option<Self> {
         PARTS_BELOW.iter().find_map(|part| {
             let place = origin.checked_sub(REACH / part)? / PAGE * PAGE;
@@ -109,7 +110,7 @@ impl Block {
         })
     }
 
-    /// The block that was mapped at `start`, if it lies in `wanted`. If not, it is unmapped.
+    /// The block that was mapped at `start`; unmaps it unless it lies in `wanted`.
     fn within(wanted: &Range<usize>, start: usize, protection: c_int) -> Option<Self> {
         let range = start..start.checked_add(BLOCK)?;
         if wanted.start <= range.start && range.end <= wanted.end {
@@ -121,12 +122,12 @@ impl Block {
         None
     }
 
-    /// The address of the next code.
+    /// The address for the next code.
     pub(crate) fn next(&self) -> usize {
         self.next
     }
 
-    /// Puts `code` at [`Self::next`]; `None` if it is too long or cannot be written.
+    /// Writes `code` at [`Self::next`]; `None` if it is too long or cannot be written.
     pub(crate) fn put(&mut self, code: &[u8]) -> Option<usize> {
         if code.len() > self.range.end - self.next {
             return None;
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
     use crate::code::machine::refusal;
 
-    /// More than a block has room for.
+    /// More code than fits into one block.
     const PLACES: usize = 3 * BLOCK / ALIGNED;
 
     fn rights(address: usize) -> i32 {
@@ -196,12 +197,12 @@ mod tests {
             Block::map(Mappings::now().unwrap().free(1 << 33, &(1 << 33..1 << 34), BLOCK)[0], CODE);
         let taken = taken.unwrap();
         assert!(Block::map(taken.range.start, CODE).is_none());
-        // A list without any mappings, and the kernel's choice is far away: a place below is free.
+        // An empty list of mappings, and the kernel's choice is far away: a place below is free.
         let mut memory = CodeMemory::default();
         let below = memory.near(taken.range.start, &mut Mappings::default()).unwrap();
         let distance = taken.range.start - below.range.start;
         assert!(distance >= BLOCK && distance <= REACH / PARTS_BELOW[5], "{distance:x}");
-        // The one after it where that one is taken, and so on; then nothing is left.
+        // If that one is taken, the next one after it is used, and so on until none is left.
         let mut further = CodeMemory::default();
         let places = core::iter::from_fn(|| Block::map_below(taken.range.start, CODE));
         further.0.extend(places);
@@ -210,7 +211,7 @@ mod tests {
         // The next free place is not where the list says.
         let mut memory = CodeMemory::default();
         assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
-        // Near what the kernel has chosen before, its next choice will do.
+        // Near an earlier choice of the kernel, its next choice will do.
         let own = Block::map_anywhere(&(0..usize::MAX), CODE).unwrap();
         let near = memory.near(own.range.start, &mut Mappings::default()).unwrap();
         assert!(near.range.start.abs_diff(own.range.start) < REACH);

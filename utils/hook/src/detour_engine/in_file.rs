@@ -1,4 +1,4 @@
-//! Code as it is in the file from which it was mapped.
+//! Reads code from the file from which it was mapped, to see the instructions under breakpoints.
 
 use crate::code::machine::BREAKPOINT;
 use std::ffi::OsStr;
@@ -6,8 +6,8 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
-/// The code at `address` without the breakpoints that were set in it; `seen` is what memory holds
-/// there. `None` if its file cannot be read, or differs in anything else.
+/// The code at `address` without the breakpoints that were set in it; `seen` is the memory there. `None` if the file
+/// cannot be read or differs in anything else.
 pub(crate) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let (path, offset) = maps.split(|&byte| byte == b'\n').find_map(|line| place(line, address))?;
@@ -32,7 +32,7 @@ fn place(line: &[u8], address: usize) -> Option<(&[u8], u64)> {
     Some((path, offset.checked_add(within as u64)?))
 }
 
-/// Any bytes name a place or none.
+/// Parses any bytes without harm.
 #[cfg(any(test, feature = "checks"))]
 pub(crate) fn check(list: &[u8]) {
     for line in list.split(|&byte| byte == b'\n') {

@@ -1,9 +1,9 @@
-//! Patches many functions after reading the list of mappings once.
+//! The fast way of [`DetourEngine`](super::DetourEngine): patches many functions after reading the list of mappings
+//! once.
 //!
-//! For each function, the `detour` crate makes the kernel write its list of all mappings four
-//! times. For the driver's functions, in a process with 2,000 mappings, this takes half a second.
-//! A batch reads the list once. The crate only gets the functions for which a plain copy of the
-//! first instructions does not work.
+//! The `detour` crate makes the kernel write the list of all mappings four times per function, which takes half a
+//! second for the driver's functions in a process with 2,000 mappings. Only functions whose first instructions cannot
+//! simply be copied go to the crate.
 
 use super::code_memory::CodeMemory;
 use super::in_file;
@@ -13,11 +13,11 @@ use crate::code::mappings::Mappings;
 use crate::code::overwrite::{overwrite, overwrite_all, pages};
 use core::ffi::{c_int, c_void};
 
-/// A function whose first instructions have been copied, and the jump that takes their place.
+/// A function with copied first instructions, and the jump that replaces them.
 #[derive(Debug)]
 pub(super) struct Jump {
     entry: *const c_void,
-    /// Where the jump is written: not always at the entry.
+    /// The jump's address, which may be after the entry.
     at: *const c_void,
     original: usize,
     before: [u8; JUMP],
@@ -26,7 +26,7 @@ pub(super) struct Jump {
 }
 
 impl Jump {
-    /// Copies the function's first instructions into `memory`. On failure, nothing has changed.
+    /// Copies the function's first instructions into `memory`. Changes nothing on failure.
     ///
     /// # Safety
     /// As for [`crate::HookEngine::prepare`].
@@ -40,8 +40,7 @@ impl Jump {
         // SAFETY: readable, and it stays mapped: it is a function's code, as the caller vouches.
         let code = unsafe { core::slice::from_raw_parts(function.entry.cast(), length) };
         let prologue = match Prologue::decode(code, at) {
-            // A tracer's breakpoint (uprobes), set by the kernel, or a debugger's. The jump takes
-            // its place.
+            // A tracer's breakpoint (uprobes) or a debugger's. The jump replaces it.
             Err(Unfit::Breakpoint) => {
                 let code = in_file::beneath_breakpoints(code, at).ok_or(Unfit::Breakpoint)?;
                 Prologue::decode(&code, at)?
@@ -49,7 +48,7 @@ impl Jump {
             decoded => decoded?,
         };
         let (original, jump) = place(&prologue, function, memory, mappings).ok_or(Unfit::Shape)?;
-        // As much as a jump was decoded.
+        // At least a jump's length was decoded.
         let overwritten = code.get(prologue.offset()..).and_then(|code| code.first_chunk());
         let before = overwritten.copied().ok_or(Unfit::Shape)?;
         let at = function.entry.wrapping_byte_add(prologue.offset());
@@ -62,14 +61,14 @@ impl Jump {
         self.original as *const c_void
     }
 
-    /// Overwrites the first instructions of functions. On failure, gives the entry of one whose instructions are as they
-    /// were.
+    /// Overwrites the first instructions of functions. On failure, returns the entry of a function whose instructions
+    /// are unchanged.
     ///
     /// # Safety
     /// As for [`crate::HookEngine::enable`].
     pub(super) unsafe fn enable(mut jumps: Vec<&Self>) -> Result<(), *const c_void> {
         jumps.sort_unstable_by_key(|jump| jump.at);
-        // Functions lie side by side: pages without one in between are let alone.
+        // Functions are mostly adjacent. Pages without any in between are left alone.
         let beside = |one: &&Self, next: &&Self| {
             one.protection == next.protection && pages(next.at, 0).start <= pages(one.at, JUMP).end
         };
@@ -85,7 +84,7 @@ impl Jump {
         Ok(())
     }
 
-    /// Writes the function's own first instructions back.
+    /// Restores the function's first instructions.
     ///
     /// # Safety
     /// As for [`crate::HookEngine::undo`].
@@ -95,7 +94,7 @@ impl Jump {
     }
 }
 
-/// Puts what the function needs near it. Returns the trampoline, and the jump to its detour.
+/// Places the trampoline and, if needed, a relay near the function. Returns the trampoline, and the jump to the detour.
 fn place(
     prologue: &Prologue,
     function: &Target,
@@ -125,7 +124,7 @@ mod tests {
 
     type Function = extern "C" fn(u64) -> u64;
 
-    /// What the plain function gives for 0 and 7.
+    /// The plain function's results for 0 and 7.
     const RESULTS: [u64; 2] = [5, 12];
 
     static SLOT: Slot = Slot::new();
@@ -143,7 +142,7 @@ mod tests {
         original(argument) + 1000
     }
 
-    /// Functions that are patched together by jumps of this module's own.
+    /// Functions that are patched together by this module's jumps.
     struct Jumps {
         memory: CodeMemory,
         mappings: Mappings,
@@ -167,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The whole engine patches a function.
+    /// Patches a function with the whole engine.
     fn patch(entry: *const c_void, detour: *const c_void, slot: &Slot) -> Result<(), HookError> {
         let mut batch = PatchBatch::begin(|| Box::new(DetourEngine::new()));
         // SAFETY: a function that nothing else calls; the detour has its signature.
@@ -196,7 +195,7 @@ mod tests {
         let coded = |case: &Case| {
             case.function().map(|(code, results)| (case.name(), function(code, 0), results))
         };
-        // A batch does not know what is mapped after it began.
+        // A batch does not know later mappings.
         let all: Vec<_> = cases().filter_map(coded).collect();
         let mut jumps = Jumps::new();
         let mut unfit = Vec::new();
@@ -215,7 +214,7 @@ mod tests {
             }
         }
         assert_eq!(unfit, ["a branch into the prologue"]);
-        // Two of the driver's names may be one function.
+        // Two names in the driver may denote one function.
         SLOT.set(ptr::null());
         let address = function(&PLAIN, 0);
         let mut jumps = Jumps::new();

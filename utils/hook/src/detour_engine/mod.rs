@@ -1,4 +1,4 @@
-//! The default engine: the `detour` crate, pure Rust, and for most functions a faster way that does the same.
+//! The default engine: the `detour` crate, in pure Rust, with a faster equivalent for most functions.
 
 pub(crate) mod code_memory;
 pub(crate) mod in_file;
@@ -16,19 +16,20 @@ const BREAKPOINT: &str =
     "its first instructions contain a breakpoint, and its file does not show the original ones";
 const NOT_WRITTEN: &str = "cannot overwrite its first instructions";
 
-/// Patches with the processor's near jump. If the detour is out of its reach, the jump leads to a relay near the target. A call costs 1 ns more.
+/// Patches with the processor's near jump. If the detour is out of reach, the jump leads to a relay near the target,
+/// which costs 1 ns per call.
 #[derive(Debug, Default)]
 pub struct DetourEngine {
     memory: CodeMemory,
     prepared: Vec<Prepared>,
 }
 
-/// A function that was prepared, and how it is redirected.
+/// A prepared function, by the way in which it is redirected.
 #[derive(Debug)]
 enum Prepared {
-    /// By a jump of this module's own.
+    /// By a jump of this crate.
     Jump(Jump),
-    /// By the crate, because a plain copy of the first instructions would not do. Never dropped: that would undo it.
+    /// By the `detour` crate, if the first instructions cannot simply be copied. Never dropped, which would undo it.
     Crate(*const c_void, ManuallyDrop<RawDetour>),
 }
 
@@ -57,7 +58,7 @@ impl HookEngine for DetourEngine {
                 self.prepared.push(Prepared::Jump(jump));
                 Ok(original)
             }
-            // The crate would take the breakpoint for an instruction of the function.
+            // The crate would take the breakpoint for one of the function's instructions.
             Err(Unfit::Breakpoint) => Err(HookError::new(function.entry, BREAKPOINT)),
             Err(Unfit::Shape) => {
                 // SAFETY: the caller vouches for entry and detour.

@@ -1,4 +1,4 @@
-//! Gum itself.
+//! The real gum, through its Rust bindings.
 
 use super::{Engine, Interceptor, Refusal};
 use crate::HookEngine;
@@ -6,13 +6,13 @@ use core::ffi::c_void;
 use frida_gum::{Error, Gum, NativePointer, interceptor};
 use std::sync::OnceLock;
 
-/// Dropping the last reference would undo every patch.
+/// Kept for ever: dropping the last reference would undo every patch.
 static GUM: OnceLock<Gum> = OnceLock::new();
 
-/// Gum's interceptor, of which a process has one.
+/// Gum's interceptor, of which there is one per process.
 struct Own(interceptor::Interceptor);
 
-/// An engine over gum, which is started once per process, if the process may have the memory that it needs.
+/// An engine over gum. Starts gum once per process, if the process may have the memory that gum needs.
 pub(crate) fn engine() -> Box<dyn HookEngine> {
     let own = || Own(interceptor::Interceptor::obtain(GUM.get_or_init(Gum::obtain)));
     Box::new(Engine::over(own))

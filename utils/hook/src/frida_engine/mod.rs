@@ -1,20 +1,19 @@
 //! The second engine: frida-gum. Needs its devkit when linking.
 //!
-//! Gum does not keep to the contract of an engine by itself:
+//! Gum alone does not fulfil the contract of [`HookEngine`]:
 //!
-//! * It undoes all its patches when the last reference to it is dropped. One is kept for the life of the process.
-//! * Its `replace` leads callers into code of gum's own, and lets a function's calls of itself pass by the hook. So only
-//!   `replace_fast` is used, whose jump leads to the hook. What that refuses goes to the other engine.
-//! * It remembers addresses, also of libraries that are gone. A function that is loaded at such an address is forgotten
-//!   first ([`Memory`]).
-//! * It needs memory that is writable and executable, and ends the process where there is none. That is tried before it is
-//!   asked. Where it is refused the other engine patches everything.
-//! * It follows a leading jump and patches what it leads to, which may have other callers; and it takes breakpoints for
-//!   instructions. Such functions go to the other engine, too.
-//! * It leaves the pages writable that it has patched. They are protected again. Three blocks of its own with trampolines
-//!   stay writable.
+//! * It undoes all patches when its last reference is dropped. One reference is kept for the life of the process.
+//! * Its `replace` leads callers through gum's own code, and lets a function's calls of itself bypass the hook. So only
+//!   `replace_fast` is used, whose jump leads to the hook. Functions that it refuses go to the default engine.
+//! * It remembers addresses, also those of unloaded libraries. If a new function lies at such an address, gum is first
+//!   made to forget the old one ([`Memory`]).
+//! * It needs memory that is writable and executable, and aborts the process without it. So such memory is tried first;
+//!   if it is refused, the default engine patches everything.
+//! * It follows a leading jump and patches the jump's target, which may have other callers; and it takes breakpoints
+//!   for instructions. Such functions go to the default engine as well.
+//! * It leaves patched pages writable. They are protected again. Three blocks with its trampolines stay writable.
 //!
-//! What gum is asked stands behind [`Interceptor`], so that the tests run all this over a simulated gum.
+//! Gum is called through [`Interceptor`], so that tests can run all this over a simulated gum.
 
 #[cfg(feature = "frida")]
 mod gum;
@@ -31,38 +30,38 @@ use core::{fmt, ptr};
 #[cfg(feature = "frida")]
 pub(crate) use gum::engine;
 
-/// What gum is asked.
+/// The functions of gum that the engine calls.
 pub(crate) trait Interceptor {
-    /// From now on, what is replaced and reverted waits for [`Self::end`].
+    /// Begins a transaction: replacements and reverts take effect at [`Self::end`].
     fn begin(&mut self);
 
-    /// Has `function` lead to `replacement`. Returns the trampoline.
+    /// Redirects `function` to `replacement`. Returns the trampoline.
     ///
     /// # Errors
-    /// [`Refusal`]; the function is as it was.
+    /// [`Refusal`]; the function is unchanged.
     fn replace_fast(
         &mut self,
         function: *const c_void,
         replacement: *const c_void,
     ) -> Result<*const c_void, Refusal>;
 
-    /// Gives `function` back what gum remembers of it.
+    /// Restores the code of `function` that gum remembers.
     fn revert(&mut self, function: *const c_void);
 
-    /// Does what has waited.
+    /// Ends the transaction.
     fn end(&mut self);
 }
 
-/// Why gum does not replace a function.
+/// The reason why gum does not replace a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It has replaced it before.
+    /// Gum has replaced a function at this address before.
     Remembered,
-    /// Its code does not allow it.
+    /// The function's code does not allow it.
     Unfit,
 }
 
-/// The longest jump that gum writes is 16 bytes, and the instructions under it may reach further.
+/// Bytes to save: gum's longest jump has 16 bytes, and the instructions under it may reach further.
 const OVERWRITTEN: usize = 32;
 const PAGE: usize = 4096;
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
@@ -76,24 +75,25 @@ struct Replaced {
     memory: Memory,
 }
 
-/// What gum remembers of a function's address.
+/// Gum's memory of a function's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    /// Nothing.
+    /// Gum does not know the address.
     None,
-    /// Another function. It writes that one's code there before it patches this one, and leaves what is behind its jump.
+    /// Gum knows another function there. It writes that function's code back before it patches this one, and leaves the
+    /// bytes after its jump.
     Stale,
-    /// The same, and it has refused to patch this one.
+    /// As `Stale`, and gum has refused to patch this function.
     StaleAndUnfit,
 }
 
-/// Patches by gum's interceptor, and by the other engine what gum is not right for.
+/// Patches with gum's interceptor, or with the default engine where gum is not suitable.
 pub(crate) struct Engine<I: Interceptor> {
-    /// `None`: the process may have no memory that gum needs.
+    /// `None` if the process may not have the memory that gum needs.
     interceptor: Option<I>,
     other: DetourEngine,
     replaced: Vec<Replaced>,
-    /// Whether something waits for [`Interceptor::end`].
+    /// Whether a transaction is open.
     waits: bool,
     /// Whether the pages of a target were tried.
     tried: bool,
@@ -119,7 +119,7 @@ fn is_writable_code_allowed() -> bool {
     true
 }
 
-/// Sets the protection of the pages that gum writes to for `target`.
+/// Sets the protection of the pages that gum writes for `target`.
 ///
 /// # Safety
 /// As for [`HookEngine::prepare`]; the pages must be as executable as before.
@@ -133,7 +133,7 @@ unsafe fn protect(target: &Target, protection: c_int) -> bool {
 }
 
 impl<I: Interceptor> Engine<I> {
-    /// An engine over the interceptor that `obtain` obtains, if the process may have the memory for it.
+    /// An engine over an interceptor from `obtain`, if the process may have the memory for it.
     pub(crate) fn over(obtain: impl FnOnce() -> I) -> Self {
         let interceptor = is_writable_code_allowed().then(obtain);
         Self {
@@ -145,11 +145,11 @@ impl<I: Interceptor> Engine<I> {
         }
     }
 
-    /// Has gum replace a function; `None`: that is for the other engine.
+    /// Has gum replace a function; `None`: left to the default engine.
     unsafe fn replace(&mut self, target: &Target) -> Option<*const c_void> {
         let before = suits(target)?;
         if !self.tried {
-            // A system may allow such memory for what is new, and not for what was mapped from a file.
+            // A system may allow such memory for new mappings, but not for those of files.
             // SAFETY: the caller's; the protection is set back.
             let allowed =
                 unsafe { protect(target, WRITABLE_CODE) && protect(target, target.protection) };
@@ -178,7 +178,7 @@ impl<I: Interceptor> Engine<I> {
         original
     }
 
-    /// Does what has waited, and protects what gum has written to.
+    /// Ends the transaction, and protects the pages that gum has written.
     unsafe fn end(&mut self) {
         if let Some(interceptor) = self.interceptor.as_mut().filter(|_| self.waits) {
             interceptor.end();
@@ -191,11 +191,11 @@ impl<I: Interceptor> Engine<I> {
     }
 }
 
-/// The function's first bytes, if gum would patch the function itself and understand it.
+/// The function's first bytes; `None` if gum would not patch the function itself or would misread it.
 fn suits(target: &Target) -> Option<[u8; OVERWRITTEN]> {
     let entry = target.entry as usize;
     let mut code = [0; OVERWRITTEN];
-    // Gum reads as far as it likes.
+    // Gum reads an unknown number of bytes.
     if target.left < 2 * OVERWRITTEN || peek::read(entry, &mut code) < code.len() {
         return None;
     }
@@ -205,7 +205,7 @@ fn suits(target: &Target) -> Option<[u8; OVERWRITTEN]> {
 }
 
 impl Replaced {
-    /// Writes back what gum has changed besides its jump, up to the `next` function that was replaced.
+    /// Restores bytes after gum's jump that gum has changed, up to the `next` replaced function.
     unsafe fn mend(&self, next: usize) {
         let mut now = [0; OVERWRITTEN];
         peek::read(self.target.entry as usize, &mut now);
@@ -278,14 +278,14 @@ impl<I: Interceptor> HookEngine for Engine<I> {
             self.other.undo();
             self.end();
             for Replaced { target, before, .. } in self.replaced.drain(..) {
-                // Gum gives back what it remembers, which may be another function's.
+                // Gum restores the code that it remembers, which may be another function's.
                 overwrite(target.entry, &before, target.protection);
             }
         }
     }
 }
 
-/// What waits must not wait for the next engine.
+/// Ends an open transaction, which must not reach the next engine.
 impl<I: Interceptor> Drop for Engine<I> {
     fn drop(&mut self) {
         if self.waits {

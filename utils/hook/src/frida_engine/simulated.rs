@@ -1,5 +1,5 @@
-//! A gum that is simulated: what is known of the real one, as far as the engine has to cope with it. Its state belongs to the
-//! process, as gum's does.
+//! A simulated gum: the known behaviour of the real one, as far as the engine has to cope with it. Its state belongs to
+//! the process, as gum's does.
 
 use super::{Engine, Interceptor, Refusal};
 use crate::HookEngine;
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const PAGE: usize = 4096;
 const WRITABLE_CODE: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-/// As much as gum overwrites, whatever it writes there.
+/// The bytes that gum overwrites, whatever jump it writes.
 const LEAST: usize = 16;
 
 /// A function that gum has replaced.
@@ -26,7 +26,7 @@ struct Remembered {
     is_active: bool,
 }
 
-/// What waits for the end of a transaction.
+/// A pending change of a transaction.
 enum Task {
     Activate(usize),
     Deactivate(usize, Vec<u8>),
@@ -38,7 +38,7 @@ struct State {
     level: usize,
     functions: HashMap<usize, Remembered>,
     tasks: Vec<Task>,
-    /// Never protected: gum's own blocks stay writable.
+    /// Never made read-only: gum's own blocks stay writable.
     memory: CodeMemory,
 }
 
@@ -53,10 +53,10 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
 #[derive(Debug)]
 pub(super) struct Simulated(());
 
-/// As the real engine keeps gum.
+/// A kept reference, as in the real engine.
 pub(super) static KEPT: OnceLock<Simulated> = OnceLock::new();
 
-/// An engine over it, which is obtained once per process, as the real one.
+/// An engine over the simulated gum, which is obtained once per process, as the real one.
 pub(crate) fn engine() -> Box<dyn HookEngine> {
     KEPT.get_or_init(Simulated::obtain);
     Box::new(Engine::over(Simulated::obtain))
@@ -68,7 +68,7 @@ impl Simulated {
         Self(())
     }
 
-    /// How many functions gum remembers.
+    /// Number of functions that gum remembers.
     #[cfg(test)]
     pub(super) fn remembered() -> usize {
         with(|state| state.functions.len())
@@ -82,7 +82,7 @@ impl Simulated {
 }
 
 impl Drop for Simulated {
-    /// The last one reverts everything.
+    /// The last reference reverts everything.
     fn drop(&mut self) {
         with(|state| {
             state.references -= 1;
@@ -94,7 +94,7 @@ impl Drop for Simulated {
     }
 }
 
-/// Gum makes the pages writable, and leaves them so. Where that is refused it ends the process.
+/// Gum makes the pages writable and leaves them so. If the kernel refuses, it aborts the process.
 fn write(at: usize, bytes: &[u8]) {
     let first = at / PAGE * PAGE;
     let length = (at + bytes.len()).next_multiple_of(PAGE) - first;
@@ -107,7 +107,7 @@ fn write(at: usize, bytes: &[u8]) {
     }
 }
 
-/// Gum patches what a leading jump leads to.
+/// The function that gum patches: the target of a leading jump.
 fn resolved(function: usize) -> usize {
     // SAFETY: the engine has looked at it: it is code.
     let code = unsafe { core::slice::from_raw_parts(function as *const u8, 64) };
@@ -119,7 +119,7 @@ fn resolved(function: usize) -> usize {
     }
 }
 
-/// The instructions under gum's jump, moved. It refuses a function that ends there, and takes a breakpoint for an
+/// The relocated instructions under gum's jump. Gum refuses a function that ends there, and takes a breakpoint for an
 /// instruction.
 fn relocated(function: usize, state: &mut State) -> Option<(Vec<u8>, usize)> {
     // SAFETY: as above.

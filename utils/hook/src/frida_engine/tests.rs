@@ -1,4 +1,4 @@
-//! The engine over a simulated gum. They share its state, so one runs at a time.
+//! The engine over a simulated gum. These tests share its state, so only one runs at a time.
 
 use super::simulated::{KEPT, Simulated, engine};
 use super::{Engine, Interceptor};
@@ -78,7 +78,7 @@ fn the_suite_of_every_engine_holds() {
     assert!(by_gum > 128 + 10, "of all that was patched, gum has patched {by_gum}");
 }
 
-/// What the real gum does when it is not kept: a batch finds it out.
+/// Without the kept reference, the real gum undoes its patches; a batch finds that out.
 #[test]
 fn a_gum_that_is_dropped_leaves_nothing_patched() {
     let _alone = alone();
@@ -111,17 +111,17 @@ fn driver_code_is_protected_again_and_gum_has_patched_it() {
     let before = Simulated::remembered();
     let verified = patched(engine, function, &slot);
     assert_eq!((verified.engine, verified.patches.len()), ("frida-gum", 1), "{verified:?}");
-    // The function and the canary, which is too short for gum.
+    // The function; not the canary, which is too short for gum.
     assert_eq!(Simulated::remembered(), before + 1);
     assert_eq!(rights(function), libc::PROT_READ | libc::PROT_EXEC);
     assert_eq!((call(function), call(slot.get())), (100, 9));
 }
 
-/// A library is unloaded, and gum remembers its functions. What is loaded there next is shorter, and has a neighbour.
+/// Gum remembers the functions of an unloaded library. The function loaded there next is shorter, and has a neighbour.
 #[test]
 fn a_function_where_gum_remembers_another_one_is_patched_and_whole() {
     let _alone = alone();
-    // push rbp; mov rbp, rsp; sub rsp, 16; mov eax, 3; nop; nop; lea rax, [rdi + 256]; leave; ret: one of these reaches from
+    // push rbp; mov rbp, rsp; sub rsp, 16; mov eax, 3; nop; nop; lea rax, [rdi + 256]; leave; ret: the lea reaches from
     // the 16th byte to the 22nd.
     let older = [
         &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xb8, 3, 0, 0, 0, 0x90, 0x90][..],
@@ -151,7 +151,7 @@ fn a_function_where_gum_remembers_another_one_is_patched_and_whole() {
     assert_eq!(behind, &newer[16..]);
 }
 
-/// What was prepared and never enabled must not be patched by the next batch.
+/// A function that was prepared and never enabled must not be patched by the next batch.
 #[test]
 fn an_engine_that_is_dropped_before_it_enables_has_done_nothing() {
     let _alone = alone();
@@ -167,7 +167,7 @@ fn an_engine_that_is_dropped_before_it_enables_has_done_nothing() {
     assert_eq!(rights(function), libc::PROT_READ | libc::PROT_EXEC);
 }
 
-/// What the simulated gum does wrong by itself, so that the tests above mean something.
+/// The simulated gum has the flaws that the tests above rely on.
 #[test]
 fn the_simulated_gum_does_what_the_engine_has_to_cope_with() {
     let _alone = alone();
@@ -186,7 +186,7 @@ fn the_simulated_gum_does_what_the_engine_has_to_cope_with() {
     assert!(gum.replace_fast(function, detour).is_err(), "it remembers");
     gum.revert(function);
     assert!(gum.replace_fast(function, detour).is_ok());
-    // jmp +3; int3 x 3; then a function that others call, too.
+    // jmp +3; int3 x 3; then a function with other callers.
     let jump = map(&[&[0xeb, 3, 0xcc, 0xcc, 0xcc][..], LONG].concat(), 0);
     gum.replace_fast(jump, detour).unwrap();
     assert_eq!(call(jump.wrapping_byte_add(5)), 100, "it follows the jump");

@@ -1,7 +1,6 @@
 //! A loaded library's symbol table, read from its dynamic section without the loader's help.
 //!
-//! Anybody can make a library. Nothing that it says of itself is trusted: what is not mapped is not read, and
-//! numbers are bounded.
+//! Nothing that a library's tables say is trusted: unmapped memory is not read, and numbers are bounded.
 
 use crate::code::peek;
 use core::ffi::c_void;
@@ -32,7 +31,7 @@ const DT_SONAME: i64 = 14;
 const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
-/// The kinds of places that hold the address of an imported function: `GLOB_DAT` and `JUMP_SLOT`.
+/// The kinds of relocations that hold the address of an imported function: `GLOB_DAT` and `JUMP_SLOT`.
 #[cfg(target_arch = "x86_64")]
 const IMPORTS: [u32; 2] = [6, 7];
 #[cfg(target_arch = "aarch64")]
@@ -42,32 +41,32 @@ const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const SHN_UNDEF: u16 = 0;
 
-/// Entries of a dynamic section that are read at once. It has about 40 of them.
+/// Entries of a dynamic section that are read at once. Libraries have about 40.
 const ENTRIES_AT_ONCE: usize = 64;
 const MOST_ENTRIES: usize = 4096;
-/// The driver has less than 1,000 symbols.
+/// The driver has fewer than 1,000.
 const MOST_SYMBOLS: usize = 1 << 18;
 const MOST_STRINGS: usize = 16 << 20;
-/// NVML has some 2,700.
+/// NVML has about 2,700.
 const MOST_RELOCATIONS: usize = 1 << 18;
 const LONGEST_SONAME: usize = 256;
 
 /// A function that a library defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol<'a> {
-    /// Its name, without version.
+    /// The function's name, without version.
     pub name: &'a str,
-    /// Its address in this process.
+    /// The function's address in this process.
     pub address: *const c_void,
 }
 
-/// Memory of which some parts can be read.
+/// Memory of which only parts may be readable.
 pub(super) trait Memory {
     /// Reads from `address` on; returns how many bytes could be read.
     fn read(&self, address: usize, into: &mut [u8]) -> usize;
 }
 
-/// That of this process.
+/// This process's memory.
 pub(super) struct Own;
 
 impl Memory for Own {
@@ -76,7 +75,7 @@ impl Memory for Own {
     }
 }
 
-/// All of it, or nothing.
+/// Reads `length` bytes; `None` if not all are readable.
 fn bytes(memory: &impl Memory, address: usize, length: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; length];
     (memory.read(address, &mut bytes) == length).then_some(bytes)
@@ -100,12 +99,12 @@ pub(super) struct Tables {
     soname: Option<usize>,
     hash: usize,
     gnu_hash: usize,
-    /// Two lists of relocations: where each begins, and its size.
+    /// Start and size (bytes) of the two lists of relocations.
     relocations: [(usize, usize); 2],
 }
 
 impl Tables {
-    /// Reads the section of the library loaded at `base`; `None` where it has no symbols, or no end.
+    /// Reads the dynamic section of the library loaded at `base`; `None` if it has no symbols or no end.
     pub(super) fn read(memory: &impl Memory, base: usize, dynamic: usize) -> Option<Self> {
         let mut found = Self { base, ..Self::default() };
         let mut chunk = [0; ENTRIES_AT_ONCE * DYN];
@@ -139,8 +138,7 @@ impl Tables {
         if self.symbols == 0 || self.strings == 0 {
             return None;
         }
-        // Some loaders make the addresses in this section absolute, some do not (for the vDSO and
-        // read-only sections).
+        // The loader makes some addresses in this section absolute, but not those of the vDSO or of read-only sections.
         let base = self.base;
         let [(calls, _), (others, _)] = &mut self.relocations;
         let tables = [&mut self.symbols, &mut self.strings, &mut self.hash, &mut self.gnu_hash];
@@ -176,7 +174,7 @@ impl Tables {
         }
     }
 
-    /// The places in which the loader writes the address of the function `name`, which the library imports.
+    /// The words in which the loader stores the address of the imported function `name`.
     pub(super) fn imports(&self, memory: &impl Memory, name: &str) -> Vec<usize> {
         let mut places = Vec::new();
         for (at, size) in self.relocations {
@@ -204,7 +202,7 @@ impl Tables {
         named == Some(true)
     }
 
-    /// The number of symbols.
+    /// Number of symbols.
     fn count(&self, memory: &impl Memory) -> Option<usize> {
         if self.hash != 0 {
             // nchain
@@ -249,31 +247,31 @@ impl Tables {
     }
 }
 
-/// The offset of its name and the value of a symbol, if it is a function that is defined.
+/// The name's offset and the value of a symbol, if it is a defined function.
 fn function(symbol: &[u8]) -> Option<(usize, usize)> {
     let (info, section) = (*symbol.get(4)?, u16::from_le_bytes([*symbol.get(6)?, *symbol.get(7)?]));
     let (name, value) = (word(symbol)? as usize, long(symbol.get(8..)?)?);
-    // The loader lets a program call what has no type as well.
+    // The loader lets a program call untyped symbols as well.
     let callable = matches!(info & 0xf, STT_FUNC | STT_NOTYPE);
     (callable && section != SHN_UNDEF && value != 0).then_some((name, value))
 }
 
-/// The text up to a zero byte.
+/// The text up to the first NUL.
 fn string(bytes: &[u8]) -> Option<&str> {
     let end = bytes.iter().position(|&byte| byte == 0)?;
     str::from_utf8(bytes.get(..end)?).ok()
 }
 
-/// What any bytes in the place of a library may do: nothing but take a little time.
+/// Checks that arbitrary bytes in place of a library do no harm.
 #[cfg(any(test, feature = "checks"))]
 pub mod checks {
     use super::{ENTRIES_AT_ONCE, MOST_ENTRIES, MOST_SYMBOLS, Memory, Tables};
     use core::cell::Cell;
 
-    /// Where the library lies.
+    /// The library's address.
     pub(super) const BASE: usize = 0x7f00_0000_0000;
 
-    /// A library that is all that is mapped.
+    /// A library that is the only mapped memory.
     pub(super) struct Image<'a>(pub(super) &'a [u8], pub(super) Cell<usize>);
 
     impl Memory for Image<'_> {
@@ -348,7 +346,7 @@ mod tests {
         let dynamic = entries(&[
             (DT_SONAME, 1),
             (DT_STRTAB, BASE + 256),
-            // As where the loader does not relocate the section.
+            // Relative, as if the loader had not relocated the section.
             (DT_SYMTAB, 128),
             (DT_STRSZ, STRINGS.len()),
             hash,
@@ -402,7 +400,7 @@ mod tests {
                 .concat();
         let mut image = sound((DT_HASH, 320));
         let size = image.len();
-        // In the place of the entry that ends the section.
+        // Replaces the entry that ends the section.
         let more = entries(&[
             (DT_JMPREL, BASE + size),
             (DT_PLTRELSZ, calls.len()),
@@ -413,7 +411,7 @@ mod tests {
         let symbols = image[128..248].to_vec();
         image.extend([calls, others, symbols].concat());
         image[80..80 + more.len()].copy_from_slice(&more);
-        // Symbols had to make room.
+        // The symbols have moved.
         image[40..48].copy_from_slice(&(size + 120).to_le_bytes());
         let memory = Image(&image, Cell::new(0));
         let tables = Tables::read(&memory, BASE, BASE).unwrap();

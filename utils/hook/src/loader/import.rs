@@ -1,4 +1,5 @@
-//! Leads a library's own calls of a function that it imports elsewhere. Nobody else's calls change, and no code.
+//! Redirects a library's own calls of an imported function, by its import table. Other libraries' calls do not change,
+//! nor does any code.
 
 use super::elf::{Own, Tables};
 use super::{Library, by_name};
@@ -9,16 +10,15 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 impl Library {
-    /// From now on the library's calls of `name` go to `detour`. `original` gets the function that they went to. One store
-    /// for each place that holds the address: other threads may call it meanwhile.
+    /// Redirects the library's calls of `name` to `detour`. `original` gets the function that they called before.
+    /// Writes one word for each place that holds the address, so other threads may call the function meanwhile.
     ///
     /// # Safety
     /// The library must have been relocated, and stay loaded during the call. `detour` must be a function of the same
     /// signature and calling convention.
     ///
-    /// # Errors
-    /// [`HookError`] if it does not import the function, or the place cannot be written. Nothing has changed then, or only
-    /// some places have, if there are several.
+    /// # Errors [`HookError`] if the library does not import the function, or a place cannot be written. If there are
+    /// several places, some may have changed then.
     pub unsafe fn redirect(
         &self,
         name: &CStr,
@@ -53,7 +53,7 @@ impl Library {
             let place = unsafe { AtomicPtr::from_ptr(place as *mut *mut c_void) };
             if !original.is_set() {
                 let known = place.load(Ordering::Relaxed);
-                // Until the first call it leads into the library, which then asks the loader.
+                // With lazy binding, the word points into the library until the first call, which asks the loader.
                 let own = self.base..self.dynamic as usize;
                 let unknown = known.is_null() || own.contains(&(known as usize));
                 original.set(if unknown { by_name(name) } else { known });
@@ -84,8 +84,8 @@ mod tests {
         original().wrapping_add(1)
     }
 
-    /// A library of its own, whose calls change; this program's do not. Bound when it is loaded, with its table
-    /// of addresses write-protected, and at the first call.
+    /// Redirects the calls of one library but not this program's: bound at load with a write-protected import table,
+    /// and lazily bound.
     #[test]
     fn the_calls_of_one_library_are_led_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ mod tests {
                 library.redirect(c"getuid", detour as *const c_void, &ORIGINAL).unwrap();
                 assert_eq!(rights(), before, "{name}");
                 assert_eq!((asks(), libc::getuid()), (own + 1, own), "{name}");
-                // Once more: the original stays what it was.
+                // Once more: the original stays the same.
                 library.redirect(c"getuid", detour as *const c_void, &ORIGINAL).unwrap();
                 assert_eq!(asks(), own + 1, "{name}");
                 libc::dlclose(handle);

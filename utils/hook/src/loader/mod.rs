@@ -1,8 +1,8 @@
 //! The dynamic loader's own list of libraries, and a watch on its changes.
 //!
-//! This module uses the loader's public debugger interface only (`struct r_debug`, `link_map`; see
-//! `link.h` and "System V ABI, Dynamic Linking"). It calls nothing in the libraries found: during a
-//! notification, a new library may not be relocated yet.
+//! Only the loader's public debugger interface is used (`struct r_debug`, `link_map`; see `link.h` and "System V ABI,
+//! Dynamic Linking"). Nothing in the found libraries is called: during a notification, a new library may not be
+//! relocated yet.
 
 mod elf;
 mod import;
@@ -31,7 +31,7 @@ struct LinkMap {
     l_prev: *const LinkMap,
 }
 
-/// `struct r_debug`, followed by `r_next` where `r_version` is at least 2.
+/// `struct r_debug`, followed by `r_next` if `r_version` is at least 2.
 #[repr(C)]
 struct RDebug {
     r_version: c_int,
@@ -42,11 +42,11 @@ struct RDebug {
     r_next: *const RDebug,
 }
 
-/// `RT_CONSISTENT`: the list is complete, and no change is under way.
+/// `RT_CONSISTENT`: the list is complete and not being changed.
 const RT_CONSISTENT: c_int = 0;
 
-/// What the loader exports for debuggers; null where it exports nothing. It is looked up by name: a library that is
-/// linked against these names starts no program on another C library.
+/// The loader's structure for debuggers (`_r_debug`), or null. Looked up by name: a library linked against this symbol
+/// could not be loaded with another C library.
 fn debug() -> *const RDebug {
     static FOUND: AtomicPtr<RDebug> = AtomicPtr::new(ptr::null_mut());
     let found = FOUND.load(Ordering::Acquire);
@@ -58,7 +58,7 @@ fn debug() -> *const RDebug {
     found
 }
 
-/// What a loaded library exports by this name, or null.
+/// The address of an exported symbol of any loaded library, or null.
 fn by_name(name: &CStr) -> *mut c_void {
     // SAFETY: the name is NUL-terminated. The loader's lock, which dlsym takes, may be taken again by the thread that
     // holds it.
@@ -85,13 +85,13 @@ impl Library {
         (self.base, self.dynamic as usize)
     }
 
-    /// What `dlopen` returned: see [`keep`].
+    /// The handle as `dlopen` returns it: see [`keep`].
     #[must_use]
     pub fn handle(&self) -> *const c_void {
         self.map.cast()
     }
 
-    /// The path that it was loaded from; empty for the program itself.
+    /// The path from which the library was loaded; empty for the program itself.
     #[must_use]
     pub fn path(&self) -> &str {
         if self.name.is_null() {
@@ -104,7 +104,7 @@ impl Library {
     /// The library with this handle.
     ///
     /// # Safety
-    /// `handle` must be that of a library which stays loaded during the call.
+    /// `handle` must be the handle of a library that stays loaded during the call.
     #[must_use]
     pub unsafe fn of(handle: *const c_void) -> Self {
         let map: *const LinkMap = handle.cast();
@@ -113,7 +113,7 @@ impl Library {
         Self { map, base: entry.l_addr, dynamic: entry.l_ld, name: entry.l_name }
     }
 
-    /// Its `DT_SONAME`.
+    /// The library's `DT_SONAME`.
     #[must_use]
     pub fn soname(&self) -> Option<String> {
         elf::Tables::read(&Own, self.base, self.dynamic as usize)?.soname(&Own)
@@ -130,8 +130,7 @@ impl Library {
 /// Calls `visit` with every loaded library of every namespace.
 ///
 /// # Safety
-/// The list must not change meanwhile: call it from a [`watch`] callback or from a library's
-/// constructor.
+/// The list must not change meanwhile: call this function from a [`watch`] callback or from a library's constructor.
 pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
     let mut debug = debug();
     while !debug.is_null() {
@@ -154,12 +153,11 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
     }
 }
 
-/// Keeps a library loaded for the rest of the process, whatever the program closes. `false`: the
-/// loader refuses. Waits for the loader's lock.
+/// Keeps a library loaded for the rest of the process, whatever the program closes. Waits for the loader's lock.
+/// `false`: the loader refuses.
 ///
-/// # Safety
-/// `handle` must be that of a [`Library`] which stays loaded during the call. Not to be called from
-/// a [`watch`] callback.
+/// # Safety `handle` must be the handle of a [`Library`] that stays loaded during the call. Must not be called from a
+/// [`watch`] callback.
 #[must_use]
 pub unsafe fn keep(handle: *const c_void) -> bool {
     let dlmopen = by_name(c"dlmopen");
@@ -180,11 +178,11 @@ pub unsafe fn keep(handle: *const c_void) -> bool {
     }
 }
 
-/// Whether a function of the library that is loaded at `base` may be among those that the calling thread has yet to return
-/// from: its stack has an address of it. That may be left from an earlier call.
+/// Whether the calling thread may have a caller in the library loaded at `base`: an address in its code is on the
+/// stack, possibly left from an earlier call.
 #[must_use]
 pub fn is_calling(base: usize) -> bool {
-    /// More than the loader's own functions take.
+    /// Words of the stack to search; more than the loader's own functions take.
     const WORDS: usize = 8192;
     let mut code = (base, 0..0);
     // SAFETY: the callback gets what is passed here, and the loader's description of each library.
@@ -199,7 +197,7 @@ pub fn is_calling(base: usize) -> bool {
         .any(|word| code.1.contains(&word))
 }
 
-/// Notes where the executable part of the library at `(base, range)` is.
+/// Stores the executable range of the library at `(base, range)`.
 unsafe extern "C" fn note_code(
     library: *mut libc::dl_phdr_info,
     _: usize,

@@ -1,14 +1,15 @@
-//! Redirects a function that only returns.
+//! Redirects a function that only returns, without trampoline or instruction decoder.
 //!
-//! In every loader seen, the notification function is a `ret` with padding after it, and in some (Ubuntu's) an `endbr64`
-//! before it. Such a function needs no trampoline and no instruction decoder. In a process that never loads a driver,
-//! setting up the decoder's tables would take longer than everything else here: 1.6 ms.
+//! In every known loader, the notification function is a `ret` with padding after it, and in some (Ubuntu's) an
+//! `endbr64` before it. In a process that never loads a driver, setting up the decoder's tables would take longer (1.6
+//! ms) than everything else here.
 
 use crate::code::machine::jump;
 use crate::code::overwrite::overwrite;
 use core::ffi::c_void;
 
-/// A mark for indirect jumps. Nobody jumps to the notification function so, and processors enforce it in kernels alone.
+/// A landing pad for indirect jumps. Nothing jumps to the notification function so, and only kernels have this
+/// enforced.
 const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
 
 /// What compilers pad with, longest first.
@@ -23,8 +24,7 @@ const PADDING: &[&[u8]] = &[
     &[0xcc],
 ];
 
-/// The length of the function and its padding, as far as `code` shows. Zero if it does more than
-/// return.
+/// The bytes of the function and its padding, as far as `code` shows; 0 if it does more than return.
 fn span(code: &[u8]) -> usize {
     let marked = if code.starts_with(ENDBR64) { ENDBR64.len() } else { 0 };
     if code.get(marked) != Some(&0xc3) {
@@ -33,7 +33,7 @@ fn span(code: &[u8]) -> usize {
     let mut length = marked + 1;
     'padding: while length < code.len() {
         let rest = &code[length..];
-        // A no-operation may have any number of operand-size prefixes before it.
+        // A no-operation may have any number of operand-size prefixes.
         let prefixes = rest.iter().take_while(|&&byte| byte == 0x66).count();
         for pad in PADDING {
             if rest[prefixes..].starts_with(pad) {
@@ -46,7 +46,7 @@ fn span(code: &[u8]) -> usize {
     length
 }
 
-/// Makes `function` jump to `target` if it only returns; `false`: it is unchanged.
+/// Makes `function` jump to `target` if it only returns. `false`: it is unchanged.
 ///
 /// # Safety
 /// `function` must be the entry of a function that no thread executes meanwhile, followed by at

@@ -9,7 +9,7 @@ use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::panic;
 
-/// Why changes cannot be watched.
+/// The reason why changes cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// The loader has no notification function, as in a static program.
@@ -24,14 +24,14 @@ pub enum WatchError {
 }
 
 static ORIGINAL: Slot = Slot::new();
-/// The callback, as an address; zero means none.
+/// The callback's address; 0: none.
 static CALLBACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Has `callback` called once now and at every change of the list of libraries. An engine is made
-/// only if the loader's notification function does more than return.
+/// Calls `callback` once now and at every change of the list of libraries. An engine is created only if the loader's
+/// notification function does more than return.
 ///
-/// The callback runs with the loader's lock held, often during a `dlopen`. It must not load
-/// libraries, wait for other threads or call into a library just found. A panic does not leave it.
+/// The callback runs with the loader's lock held, often during a `dlopen`. It must not load libraries, wait for other
+/// threads or call into a new library. Its panics are caught.
 ///
 /// # Safety
 /// Call it from a constructor or while nothing is being loaded, as for [`super::libraries`].
@@ -71,7 +71,7 @@ pub unsafe fn watch(
     Ok(())
 }
 
-/// One instruction cannot lead everywhere: the engine patches the function.
+/// One instruction does not reach every target, so the engine patches the function.
 ///
 /// # Safety
 /// None.

@@ -1,11 +1,11 @@
-//! Runs the suite that every engine has to pass over the engine of this build.
+//! Runs the conformance suite over the engine of this build.
 
 use hook::conformance::{Case, Failure, Outcome, cases};
 
-/// What no engine has to patch: there is no room for a jump.
+/// Cases that an engine may refuse: there is no room for a jump.
 const MAY_BE_REFUSED: [&str; 1] = ["a function shorter than a jump, packed against the next one"];
 
-/// `None`: it cannot be tried here.
+/// Runs a case; `None` if this machine does not support it.
 fn outcome(case: &Case) -> Option<Outcome> {
     // SAFETY: the suite runs one case at a time, and nothing else here patches code.
     match unsafe { case.run(hook::engine) } {
@@ -21,7 +21,7 @@ fn outcome(case: &Case) -> Option<Outcome> {
 const NEED_FILTERS: [&str; 2] =
     ["no writable and executable memory", "a kernel that only lists all mappings"];
 
-/// Emulators of a processor have none.
+/// Processor emulators have no seccomp filters.
 fn has_filters() -> bool {
     // SAFETY: asks for a number.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP) >= 0 }

@@ -1,4 +1,4 @@
-//! Engines that say what is not true: a batch finds them out.
+//! Engines that report false results, which a batch has to find out.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -49,28 +49,28 @@ fn first_bytes(address: *const c_void) -> [u8; 16] {
     unsafe { ptr::read_volatile(address.cast()) }
 }
 
-/// What an engine does to each function that it says it has patched.
+/// What a double does to each function that it reports as patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Nothing,
     WritesData,
     LeadsElsewhere,
     EverySecond,
-    /// As frida-gum does when the last reference to it is dropped.
+    /// As frida-gum does when its last reference is dropped.
     UndoesWhenDropped,
-    /// The functions right, and ours not: it knows which is which.
+    /// Patches the targets but not the canary, which it recognises.
     OnlyTheTargets,
-    /// Only some, and says so.
+    /// Patches only some functions, and reports the failure.
     FailsInTheMiddle,
-    /// The same, and does not undo what it is told to.
+    /// As `FailsInTheMiddle`, and does not undo on request.
     FailsAndUndoesNothing,
     PanicsWhenItPrepares,
     PanicsWhenItEnables,
-    /// It changes the functions when it prepares them.
+    /// Changes the functions when it prepares them.
     EnablesTooEarly,
-    /// Leads callers into code of its own first.
+    /// Leads callers through code of its own.
     LeadsThroughOwnCode,
-    /// Its trampoline is no code.
+    /// Returns a trampoline that is no code.
     ForgetsTheTrampoline,
 }
 
@@ -79,7 +79,7 @@ struct Double {
     does: Does,
     count: usize,
     before: Vec<(*const c_void, [u8; 16])>,
-    /// Code that does something before it goes on: its address, and where it goes.
+    /// Code that does something before it jumps: its address, and the jump's target.
     own_code: *const c_void,
 }
 
@@ -89,7 +89,7 @@ impl Double {
         Box::new(Self { engine: DetourEngine::new(), does, count: 0, before: Vec::new(), own_code })
     }
 
-    /// Patched and enabled at once, by an engine of its own.
+    /// Patches and enables a function at once, with an engine of its own.
     fn at_once(&mut self, target: &Target, mappings: &mut Mappings) {
         let mut engine = DetourEngine::new();
         // SAFETY: the caller of `prepare` vouches for it.
@@ -126,7 +126,7 @@ impl HookEngine for Double {
             Does::PanicsWhenItPrepares if self.count == 3 => panic!("a double's own"),
             Does::WritesData => return Ok(entry),
             Does::LeadsElsewhere => Self::instead(target, elsewhere as *const c_void, mappings),
-            // mov rax, rdi; add rax, 5; ret: something is done.
+            // mov rax, rdi; add rax, 5; ret: not only a jump.
             Does::LeadsThroughOwnCode => Self::instead(target, self.own_code, mappings),
             Does::EnablesTooEarly => {
                 self.at_once(target, mappings);
@@ -171,7 +171,7 @@ impl Drop for Double {
     }
 }
 
-/// What became of functions, the slots of those that were prepared, and why the others were not.
+/// The functions, the slots of the prepared ones, and the errors of the others.
 struct Outcome {
     functions: Vec<*const c_void>,
     slots: Vec<Slot>,
@@ -209,7 +209,7 @@ fn what_the_engine_of_this_build_patches_is_verified() {
     }
 }
 
-/// An engine that cannot be trusted leaves nothing behind: each function is what it was, and its slot leads there.
+/// An engine that lies leaves nothing behind: each function is restored, and its slot leads to it.
 #[test]
 fn engines_that_lie_are_found_out_and_undone() {
     for does in [
@@ -236,7 +236,7 @@ fn engines_that_lie_are_found_out_and_undone() {
     }
 }
 
-/// What fails is named, and so is what was undone because of it.
+/// The failing function and those undone because of it are named.
 #[test]
 fn the_reason_of_a_batch_that_is_undone_is_told() {
     let Outcome { functions, verified, .. } = patched(|| Double::make(Does::FailsInTheMiddle));
@@ -249,7 +249,7 @@ fn the_reason_of_a_batch_that_is_undone_is_told() {
     assert_eq!((failed, undone.count()), (1, functions.len() - 1), "{reasons:?}");
 }
 
-/// Where half of the functions are patched, and ours is, the others are said to be lost.
+/// If half of the functions and the canary are patched, the other half is reported as lost.
 #[test]
 fn a_function_that_is_left_out_is_lost_alone() {
     let Outcome { functions, verified, .. } = patched(|| Double::make(Does::EverySecond));
@@ -267,7 +267,7 @@ fn an_engine_that_panics_refuses_one_function() {
     assert_eq!((call(functions[2]), slots[2].is_set()), (6, false));
 }
 
-/// The trampoline of what is changed already would be wrong. The canary tells.
+/// The trampoline of a changed function would be wrong; the canary shows that.
 #[test]
 fn an_engine_that_enables_too_early_is_not_believed() {
     let Outcome { verified, .. } = patched(|| Double::make(Does::EnablesTooEarly));

@@ -1,15 +1,15 @@
-//! What depends on the processor: jumps, a function's first instructions, and how they are read and moved.
+//! Everything that depends on the processor: jumps, and decoding and relocating a function's first instructions.
 //!
 //! Each processor has a module with the same names:
 //!
-//! * `JUMP`, `near`: the jump that functions are overwritten with. `REACH`: how far it goes.
-//! * `Prologue`: the instructions that it takes the place of, and code elsewhere that does the same.
-//! * `target`: where code jumps to, if it does nothing else. `LONGEST_JUMP`: how much is looked at for that.
-//! * `ADDS_FIVE`: a function that adds five to its argument.
-//! * `refusal`: a function that returns a number at once.
-//! * `BREAKPOINT`: what a debugger puts over the beginning of an instruction.
-//! * `PAGE`: what pages of every size begin at.
-//! * `publish`: what has to be done before code that was written is executed.
+//! * `JUMP`, `near`: the jump that overwrites functions; `REACH`: the largest distance, in bytes
+//! * `Prologue`: the instructions that the jump replaces, and their equivalent elsewhere
+//! * `target`: the target of a jump; `LONGEST_JUMP`: the bytes that it reads
+//! * `ADDS_FIVE`: a function that adds five to its argument
+//! * `refusal`: a function that returns a number at once
+//! * `BREAKPOINT`: a debugger's breakpoint
+//! * `PAGE`: a multiple of every page size
+//! * `publish`: must be called between writing code and executing it
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -24,14 +24,14 @@ pub(crate) use x86_64::*;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 compile_error!("functions are patched on x86-64 and aarch64 only");
 
-/// Why the first instructions of a function cannot be moved.
+/// The reason why a function's first instructions cannot be relocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// One of them is hidden by a breakpoint.
+    /// A breakpoint hides one of the instructions.
     Breakpoint,
-    /// A plain copy would not do the same.
+    /// A copy would not do the same.
     Shape,
 }
 
-/// How much of a function's beginning is decoded: more than the longest prologue with the padding after it.
+/// Bytes of a function's beginning to decode: more than the longest prologue with its padding.
 pub(crate) const LONGEST: usize = 64;

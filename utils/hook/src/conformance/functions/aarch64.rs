@@ -1,4 +1,4 @@
-//! Functions of aarch64.
+//! The suite's functions for aarch64.
 
 use crate::Slot;
 use crate::conformance::{Case, PLAIN_RESULTS};
@@ -46,8 +46,8 @@ pub(crate) const SUM_OF_TWELVE: &[u8] = &code::<14, 56>([
     0x8b02_0000,
     0xd65f_03c0,
 ]);
-/// fcvtzs x9, d1; add x0, x0, x9; add x0, x0, x6; add x0, x0, #2; ret: the second floating point number and the seventh integer, and 2 more, as a
-/// processor adds whose callers tell how many of them are in registers
+/// fcvtzs x9, d1; add x0, x0, x9; add x0, x0, x6; add x0, x0, #2; ret: the second floating-point number plus the
+/// seventh integer, plus the 2 that x86-64 adds for the number of vector registers
 pub(crate) const NUMBERS: &[u8] =
     &code::<5, 20>([0x9e78_0029, 0x8b09_0000, 0x8b06_0000, 0x9100_0800, 0xd65f_03c0]);
 /// stp x29, x30, [sp, #-32]!; str x0, [sp, #16]; cbz x0, +12; sub x0, x0, #1; bl the entry; ldr x1, [sp, #16];
@@ -87,11 +87,11 @@ pub(crate) const SEVEN: &[u8] = &code::<2, 8>([0x5280_00e0, 0xd65f_03c0]);
 /// brk #0; add x0, x0, #5; ret; nop
 pub(crate) const HIDDEN: &[u8] =
     &code::<4, 16>([0xd420_0000, 0x9100_1400, 0xd65f_03c0, 0xd503_201f]);
-/// ret; and its results
+/// ret; and its results for 0 and 7
 pub(crate) const SHORT: (&[u8], [u64; 2]) = (&code::<1, 4>([0xd65f_03c0]), [0, 7]);
-/// How much of [`PLAIN`] is not padding.
+/// Bytes of [`PLAIN`] without padding.
 pub(crate) const PLAIN_LENGTH: usize = 16;
-/// A jump is one instruction, and never lies in two pages.
+/// A jump is one instruction and never crosses a page.
 pub(crate) const ACROSS: usize = 4;
 
 /// ldr x9, the place of the slot; add x0, x0, #100; ldr x9, [x9]; br x9
@@ -108,7 +108,7 @@ pub(crate) fn leading_jump(to: *const c_void) -> Vec<u8> {
     all
 }
 
-/// Functions of every form: the instructions that a jump overwrites.
+/// Functions with each kind of instruction that a jump may overwrite.
 pub(crate) const CASES: &[Case] = &[
     Case::code("a plain prologue", PLAIN, PLAIN_RESULTS),
     Case::code(

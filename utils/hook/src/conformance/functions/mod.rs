@@ -1,4 +1,5 @@
-//! The machine code of the suite's functions: the same ones for each processor, and the forms that functions have on it.
+//! The machine code of the suite's functions: the same functions for each processor, and each processor's special
+//! forms.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

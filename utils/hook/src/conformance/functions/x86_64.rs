@@ -1,4 +1,4 @@
-//! Functions of x86-64.
+//! The suite's functions for x86-64.
 
 use crate::Slot;
 use crate::conformance::{Case, PLAIN_RESULTS};
@@ -54,17 +54,17 @@ pub(crate) const WAIT: &[u8] = &[
 ];
 /// mov eax, 7; ret
 pub(crate) const SEVEN: &[u8] = &[0xb8, 7, 0, 0, 0, 0xc3];
-/// xor eax, eax; ret; and its results
+/// xor eax, eax; ret; and its results for 0 and 7
 pub(crate) const SHORT: (&[u8], [u64; 2]) = (&[0x31, 0xc0, 0xc3], [0, 0]);
 /// int3; mov rbp, rsp; sub rsp, 16; lea rax, [rdi]; leave; ret
 pub(crate) const HIDDEN: &[u8] =
     &[0xcc, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0x48, 0x8d, 0x07, 0xc9, 0xc3, 0x90, 0x90, 0x90];
-/// How much of [`PLAIN`] is not padding.
+/// Bytes of [`PLAIN`] without padding.
 pub(crate) const PLAIN_LENGTH: usize = 17;
-/// How long before the end of a page a jump may begin and go on in the next one.
+/// A jump that begins this many bytes before the end of a page crosses into the next one.
 pub(crate) const ACROSS: usize = 3;
 
-/// Functions of every form: the instructions that a jump overwrites.
+/// Functions with each kind of instruction that a jump may overwrite.
 pub(crate) const CASES: &[Case] = &[
     Case::code("a plain prologue", PLAIN, PLAIN_RESULTS),
     Case::code(

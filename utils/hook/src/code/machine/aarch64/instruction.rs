@@ -1,25 +1,25 @@
-//! Instructions: which there are, as far as they depend on where they stand, and those that are written.
+//! A64 instructions: those that depend on their address, and those that this crate writes.
 //!
 //! Arm Architecture Reference Manual, "A64 Base Instruction Descriptions".
 
-/// As many as a jump has at most: what does nothing, and the load of an address and the jump to it.
+/// The longest jump in bytes: a hint, the load of an address and the jump.
 pub(crate) const LONGEST_JUMP: usize = 16;
 
 pub(super) const RET: u32 = 0xd65f_03c0;
 const NOP: u32 = 0xd503_201f;
-/// What is free between a caller and the function that it calls (x17, IP1).
+/// The register that a call may clobber (x17, IP1).
 pub(super) const SCRATCH: u32 = 17;
-/// Where a call's return address is.
+/// The register with the return address.
 pub(super) const LINK: u32 = 30;
-/// In most instructions the register that is zero.
+/// The zero register in most instructions.
 pub(super) const ZERO: u32 = 31;
 
-/// The instruction that `code` begins with.
+/// The first instruction in `code`.
 pub(super) fn first(code: &[u8]) -> Option<u32> {
     code.first_chunk().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// `length` bits of `word` from `from` on, as a signed number.
+/// `length` bits of `word`, starting at bit `from`, as a signed number.
 fn signed(word: u32, from: u32, length: u32) -> i64 {
     let left = i64::from(word) << (64 - from - length);
     left >> (64 - length)
@@ -29,30 +29,30 @@ fn away(from: usize, distance: i64) -> usize {
     (from as u64).wrapping_add_signed(distance) as usize
 }
 
-/// What an instruction does that does something else from another place.
+/// What an instruction does, if that depends on its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Goes on there.
+    /// Jumps to an address.
     Branch(usize),
-    /// Calls.
+    /// Calls an address.
     Call(usize),
-    /// Goes on there, or behind it; and the instruction that does so to the one after the next.
+    /// Jumps to an address under a condition; and the same instruction with the target moved to the one after the next.
     Condition(usize, u32),
     /// Puts an address into a register.
     Address(u32, usize),
-    /// Loads from an address: the register, and the instruction that loads from what `SCRATCH` has.
+    /// Loads from an address: the register-relative load through `SCRATCH`, and the address.
     Load(u32, usize),
-    /// Does not come back.
+    /// Never continues with the next instruction.
     End,
-    /// Stops, for a debugger.
+    /// A debugger's breakpoint.
     Breakpoint,
-    /// No instruction.
+    /// Not an instruction.
     Invalid,
-    /// Does the same everywhere.
+    /// Does the same at any address.
     Other,
 }
 
-/// What the instruction `word` at `at` does.
+/// Decodes the instruction `word` at the address `at`.
 pub(super) fn kind(word: u32, at: usize) -> Kind {
     let register = word & 31;
     if word >> 16 == 0 {
@@ -78,7 +78,7 @@ pub(super) fn kind(word: u32, at: usize) -> Kind {
                 if word >> 31 == 0 { away(at, number) } else { away(at & !0xfff, number << 12) };
             Kind::Address(register, to)
         }
-        // Loads of what stands near them: the same by a register.
+        // PC-relative loads; the register-relative form of each.
         _ if word & 0x3b00_0000 == 0x1800_0000 => {
             let load = match (word >> 26 & 1, word >> 30) {
                 // W, X, a word with its sign, a prefetch
@@ -102,12 +102,12 @@ pub(super) fn kind(word: u32, at: usize) -> Kind {
     }
 }
 
-/// What a function may begin with so that indirect calls may arrive there.
+/// An instruction at which indirect calls may arrive (BTI).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LandingPad {
-    /// BTI c, BTI jc: nothing but that.
+    /// BTI c, BTI jc: nothing else.
     Plain,
-    /// PACIASP, PACIBSP: signs the return address as well. The instruction takes the signature away.
+    /// PACIASP, PACIBSP: signs the return address as well. The operand is the instruction that removes the signature.
     Signs(u32),
 }
 
@@ -120,20 +120,20 @@ pub(super) fn landing_pad(word: u32) -> Option<LandingPad> {
     }
 }
 
-/// A jump at `from` to `to`; `None` if that is too far away, or no instruction begins there.
+/// A jump at `from` to `to`; `None` if the distance is too large or not a multiple of 4.
 pub(super) fn branch(from: usize, to: usize) -> Option<u32> {
     let distance = (to as i64).checked_sub(from as i64)?;
     let fits = distance % 4 == 0 && (-(1 << 27)..1 << 27).contains(&distance);
     fits.then(|| 0x1400_0000 | (distance / 4) as u32 & 0x3ff_ffff)
 }
 
-/// A jump to anywhere: ldr x17, the address; br x17.
+/// A jump to any address: ldr x17, the address; br x17.
 pub(super) fn far(to: usize) -> [u32; 4] {
     let to = to as u64;
     [0x5800_0040 | SCRATCH, 0xd61f_0000 | SCRATCH << 5, to as u32, (to >> 32) as u32]
 }
 
-/// Puts a number into a register: movz, and a movk for each other part.
+/// Loads a number into a register: movz, then movk for each other part.
 pub(super) fn set(register: u32, number: usize) -> [u32; 4] {
     let part = |index: u32| (number as u64 >> (16 * index)) as u32 & 0xffff;
     core::array::from_fn(|index| {
@@ -143,8 +143,8 @@ pub(super) fn set(register: u32, number: usize) -> [u32; 4] {
     })
 }
 
-/// Where `code` at `address` jumps to, if it does nothing else; `word` reads what an indirect jump refers to. What signs
-/// the return address and takes the signature away again counts as nothing.
+/// The target of the jump in `code` at `address`; `None` if the code does anything else. `word` reads the operand of an
+/// indirect jump. Signing the return address and removing the signature again counts as nothing.
 pub(crate) fn target(
     code: &[u8],
     address: usize,

@@ -1,5 +1,5 @@
-//! aarch64. Each instruction is a word of 32 bits, and the jump that a function is overwritten with is one instruction:
-//! no thread sees half of it.
+//! aarch64. Each instruction is a 32-bit word, and the jump that overwrites a function is one instruction, so no thread
+//! sees half of it.
 
 mod instruction;
 mod prologue;
@@ -13,9 +13,9 @@ use instruction::branch;
 
 /// Length of a jump.
 pub(crate) const JUMP: usize = 4;
-/// A jump reaches 128 MiB. A part of it is for the instructions themselves.
+/// A jump reaches 128 MiB, minus a margin for the instructions themselves.
 pub(crate) const REACH: usize = 0x7ff_0000;
-/// The largest size that kernels are built with.
+/// The largest page size of any kernel.
 pub(crate) const PAGE: usize = 64 * 1024;
 /// brk #0
 pub(crate) const BREAKPOINT: [u8; JUMP] = 0xd420_0000_u32.to_le_bytes();
@@ -23,7 +23,7 @@ pub(crate) const BREAKPOINT: [u8; JUMP] = 0xd420_0000_u32.to_le_bytes();
 pub(crate) const ADDS_FIVE: [u8; 16] =
     [0x00, 0x14, 0x00, 0x91, 0xc0, 0x03, 0x5f, 0xd6, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// A jump at `from` to `to`; `None` if that is too far away.
+/// A jump at `from` to `to`; `None` if the distance is too large.
 pub(crate) fn near(from: usize, to: usize) -> Option<[u8; JUMP]> {
     branch(from, to).map(u32::to_le_bytes)
 }

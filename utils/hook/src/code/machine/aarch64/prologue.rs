@@ -1,7 +1,7 @@
-//! A function's first instruction: the one that a jump overwrites, and code elsewhere that does the same.
+//! A function's first instruction: the one that a jump overwrites, and its equivalent elsewhere.
 //!
-//! A landing pad stays where it is: indirect calls of a library that is protected by them (BTI) may arrive nowhere else.
-//! Then the instruction behind it is overwritten.
+//! A landing pad stays in place, because indirect calls of a library protected by BTI may arrive nowhere else. The
+//! instruction after it is overwritten instead.
 
 use super::instruction::{
     Kind, LINK, LandingPad, SCRATCH, ZERO, branch, far, first, kind, landing_pad, set,
@@ -9,7 +9,7 @@ use super::instruction::{
 use super::{JUMP, near};
 use crate::code::machine::Unfit;
 
-/// Of a vector register.
+/// The longest load, of a vector register, in bytes.
 const LONGEST_LOAD: usize = 16;
 
 /// The instruction that a jump will overwrite.
@@ -17,12 +17,12 @@ const LONGEST_LOAD: usize = 16;
 pub(crate) struct Prologue {
     pad: Option<(u32, LandingPad)>,
     instruction: u32,
-    /// Its address.
+    /// The instruction's address.
     at: usize,
 }
 
 impl Prologue {
-    /// Decodes `code`, the beginning of the function at `entry`. Fails if a plain copy elsewhere would not do the same.
+    /// Decodes `code`, the beginning of the function at `entry`. Fails if no copy elsewhere would do the same.
     pub(crate) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         if !entry.is_multiple_of(JUMP) {
             return Err(Unfit::Shape);
@@ -35,7 +35,7 @@ impl Prologue {
         match kind(instruction, at) {
             Kind::Breakpoint => Err(Unfit::Breakpoint),
             Kind::Invalid => Err(Unfit::Shape),
-            // It refers to itself: to what is overwritten.
+            // The instruction refers to itself, which will be overwritten.
             Kind::Branch(to) | Kind::Call(to) | Kind::Condition(to, _) if to == at => {
                 Err(Unfit::Shape)
             }
@@ -44,13 +44,13 @@ impl Prologue {
         }
     }
 
-    /// How far behind the entry the jump goes.
+    /// Offset of the jump from the entry, in bytes.
     pub(crate) fn offset(&self) -> usize {
         if self.pad.is_some() { JUMP } else { 0 }
     }
 
-    /// What a jump at `from` has to lead to if it cannot lead to `detour` itself: `detour` expects the return address as
-    /// the caller has left it.
+    /// Code that a jump at `from` has to lead to, if it cannot lead to `detour` itself: too far, or `detour` would see
+    /// a signed return address.
     pub(crate) fn relay(&self, from: usize, detour: usize) -> Option<Vec<u8>> {
         match self.pad {
             Some((_, LandingPad::Signs(takes_away))) => {
@@ -60,8 +60,8 @@ impl Prologue {
         }
     }
 
-    /// Code for the address `to` that does the same and continues with the rest of the function. `None` if the
-    /// instruction cannot work from there.
+    /// Equivalent code for the address `to`, which continues with the rest of the function. `None` if the instruction
+    /// cannot work from there.
     pub(crate) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
         let mut code = Code { words: Vec::new(), start: to };
         code.words.extend(self.pad.map(|(pad, _)| pad));
@@ -69,13 +69,13 @@ impl Prologue {
         match kind(self.instruction, self.at) {
             Kind::Branch(target) => code.go_on(target),
             Kind::Call(target) => {
-                // It returns to where the function's own call would: nothing has to be left of this code then.
+                // The call returns directly to the function, so nothing of this code has to be left.
                 code.words.extend(set(LINK, rest));
                 code.go_on(target);
             }
             Kind::Condition(target, elsewhere) => {
                 code.words.push(elsewhere);
-                // As the instruction expects, this is one: memory for code is within reach of the function.
+                // One instruction, as the condition's target assumes: memory for code is within reach of the function.
                 code.words.push(branch(code.next(), rest)?);
                 code.go_on(target);
             }
@@ -101,7 +101,7 @@ impl Prologue {
     }
 }
 
-/// Code that is being written.
+/// Code under construction.
 struct Code {
     words: Vec<u32>,
     start: usize,
@@ -135,7 +135,7 @@ mod tests {
         Prologue::decode(&bytes(words.iter().copied()), ENTRY)
     }
 
-    /// What stands at `distance` from the entry instead of the instructions.
+    /// The equivalent of `words` at `distance` from the entry.
     fn moved(words: &[u32], distance: usize) -> Vec<u32> {
         let code = decoded(words).unwrap().relocate(ENTRY + distance).unwrap();
         code.chunks_exact(4).map(|word| first(word).unwrap()).collect()
@@ -159,12 +159,12 @@ mod tests {
             [0xd503_245f, 0x9100_03fd, 0x17ff_fc00]
         );
         assert_eq!(prologue.relay(ENTRY + 4, ENTRY + 0x100), None);
-        // paciasp; mov x29, sp: the hook gets the return address unsigned.
+        // paciasp; mov x29, sp: the hook gets the unsigned return address.
         let prologue = decoded(&[0xd503_233f, 0x9100_03fd]).unwrap();
         let relay = prologue.relay(ENTRY + 4, ENTRY + 0x100).unwrap();
         assert_eq!(first(&relay), Some(0xd503_23bf));
         assert_eq!(relay.len(), 20);
-        // A pad, and nothing behind it.
+        // A landing pad, and nothing after it.
         assert_eq!(decoded(&[0xd503_233f]).unwrap_err(), Unfit::Shape);
     }
 
@@ -178,7 +178,7 @@ mod tests {
         let call = moved(&[0x9400_0002], 0x1000);
         assert_eq!(call[..4], set(LINK, ENTRY + 4));
         assert_eq!(call[4..], [0x17ff_fbfe]);
-        // cbz x0, +8: back, or on
+        // cbz x0, +8: back, or on.
         assert_eq!(moved(&[0xb400_0040], 0x1000), [0xb400_0040, back(2), 0x17ff_fc00]);
         // adrp x3, the next page
         let address = moved(&[0xb000_0003], 0x1000);
@@ -188,7 +188,7 @@ mod tests {
         let load = moved(&[0x5800_0049], 0x1000);
         assert_eq!(load[..4], set(SCRATCH, ENTRY + 8));
         assert_eq!(load[4..], [0xf940_0229, back(6)]);
-        // b to what is out of reach from there
+        // b to an address out of reach from there.
         let far_away = moved(&[0x15ff_ffff], 0x7fff_0000_usize.wrapping_neg() / 16);
         assert_eq!(far_away, far(ENTRY + (1 << 27) - 4));
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any code, at any address, is refused or can be put elsewhere.
+        /// Any code, at any address, is either refused or relocated.
         #[test]
         fn any_code_is_moved_or_refused(
             code in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..LONGEST),

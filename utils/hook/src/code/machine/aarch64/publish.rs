@@ -1,9 +1,9 @@
-//! Code that was written is data at first.
+//! Makes written code visible to instruction fetches.
 
 use core::arch::asm;
 
-/// Cleans what was written out of the data cache, and has every processor read it anew as instructions (Arm Architecture
-/// Reference Manual, "Concurrent modification and execution of instructions").
+/// Cleans the written range from the data cache and invalidates the instruction caches (Arm Architecture Reference
+/// Manual, "Concurrent modification and execution of instructions").
 pub(crate) fn publish(at: *const u8, length: usize) {
     let sizes: usize;
     // SAFETY: reads the sizes of cache lines, which programs may.

@@ -1,18 +1,18 @@
-//! The jumps that functions are overwritten with.
+//! Encodings of jumps.
 
-/// Length of a jump to a place within 2 GiB.
+/// Bytes of a jump within 2 GiB.
 pub(crate) const NEAR: usize = 5;
-/// Length of a jump to anywhere.
+/// Bytes of a jump to any address.
 pub(crate) const FAR: usize = 14;
 
-/// A jump at `from` to `to`; `None` if that is too far away.
+/// A jump at `from` to `to`; `None` if the distance is too large.
 pub(crate) fn near(from: usize, to: usize) -> Option<[u8; NEAR]> {
     let distance = (to as i64).checked_sub(from as i64)?.checked_sub(NEAR as i64)?;
     let distance = i32::try_from(distance).ok()?.to_le_bytes();
     Some([0xe9, distance[0], distance[1], distance[2], distance[3]])
 }
 
-/// A jump to `to` from anywhere: `jmp qword ptr [rip]`, followed by the address.
+/// A jump to `to` from any address: `jmp qword ptr [rip]`, followed by the address.
 pub(crate) fn far(to: usize) -> [u8; FAR] {
     let mut code = [0xff, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     code[6..].copy_from_slice(&(to as u64).to_le_bytes());

@@ -8,10 +8,9 @@ pub(crate) use jump::{NEAR as JUMP, near};
 pub(crate) use prologue::Prologue;
 pub(crate) use target::{LONGEST_JUMP, target};
 
-/// A near jump, or an operand relative to an instruction, reaches 2 GiB at most. The instructions themselves take a part
-/// of that.
+/// A near jump, or a RIP-relative operand, reaches 2 GiB, minus a margin for the instructions themselves.
 pub(crate) const REACH: usize = 0x7ff0_0000;
-/// The only size.
+/// The only page size.
 pub(crate) const PAGE: usize = 4096;
 /// int3
 pub(crate) const BREAKPOINT: [u8; 1] = [0xcc];
@@ -25,5 +24,5 @@ pub(crate) fn refusal(answer: u32) -> [u8; 6] {
     [0xb8, number[0], number[1], number[2], number[3], 0xc3]
 }
 
-/// Processors notice by themselves what was written.
+/// Nothing to do: caches are coherent.
 pub(crate) fn publish(_at: *const u8, _length: usize) {}

@@ -1,4 +1,4 @@
-//! A function's first instructions: those that a jump overwrites, and code elsewhere that does the same.
+//! A function's first instructions: those that a jump overwrites, and their equivalent elsewhere.
 
 use super::jump::{self, NEAR};
 use crate::code::machine::Unfit;
@@ -7,17 +7,17 @@ use iced_x86::{
     InstructionBlock, Mnemonic, OpKind,
 };
 
-/// The instructions at a function's entry that a jump will overwrite.
+/// The instructions at a function's entry that a jump overwrites.
 #[derive(Debug)]
 pub(crate) struct Prologue {
     instructions: Vec<Instruction>,
-    /// Where the function goes on after them; `None`: it has returned or jumped away.
+    /// The address of the instruction after them; `None` if they return or jump away.
     rest: Option<u64>,
 }
 
 impl Prologue {
-    /// Decodes `code`, the beginning of the function at `entry`. Fails if a plain copy elsewhere
-    /// would not do the same: the function is too short, or refers to what is overwritten.
+    /// Decodes `code`, the beginning of the function at `entry`. Fails if no copy elsewhere would do the same: the
+    /// function is too short, or refers to the overwritten bytes.
     pub(crate) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         let entry = entry as u64;
         let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
@@ -64,18 +64,18 @@ impl Prologue {
         Ok(Self { instructions, rest: (!left).then_some(decoder.ip()) })
     }
 
-    /// How far behind the entry the jump goes.
+    /// Offset of the jump from the entry, in bytes.
     pub(crate) fn offset(&self) -> usize {
         0
     }
 
-    /// What a jump at `from` has to lead to if it cannot lead to `detour` itself.
+    /// Code that a jump at `from` has to lead to, if it cannot reach `detour` itself.
     pub(crate) fn relay(&self, from: usize, detour: usize) -> Option<Vec<u8>> {
         jump::near(from, detour).is_none().then(|| jump::far(detour).to_vec())
     }
 
-    /// Code for the address `to` that does the same and continues with the rest of the function.
-    /// `None` if an instruction cannot work from there.
+    /// Equivalent code for the address `to`, which continues with the rest of the function. `None` if an instruction
+    /// cannot work from there.
     pub(crate) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
         let mut instructions = self.instructions.clone();
         if let Some(rest) = self.rest {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any code, at any address, is refused or can be put elsewhere.
+        /// Any code, at any address, is either refused or relocated.
         #[test]
         fn any_code_is_moved_or_refused(
             code in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..LONGEST),

@@ -1,11 +1,12 @@
-//! Where code jumps to.
+//! Decodes the target of a jump.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
-/// Two of the longest instructions: one that does nothing, and the jump.
+/// Two of the longest instructions: a no-operation and the jump.
 pub(crate) const LONGEST_JUMP: usize = 2 * 15;
 
-/// Where `code` at `address` jumps to, if it does nothing else; `word` reads what an indirect jump refers to.
+/// The target of the jump in `code` at `address`; `None` if the code does anything else. `word` reads the operand of an
+/// indirect jump.
 pub(crate) fn target(
     code: &[u8],
     address: usize,
@@ -45,7 +46,7 @@ mod tests {
         // jmp short +2; endbr64; nop; jmp near
         assert_eq!(of(&[0xeb, 2]), Some(0x1004));
         assert_eq!(of(&[0xf3, 0x0f, 0x1e, 0xfa, 0x90, 0xe9, 0, 0, 0, 0]), Some(0x100a));
-        // push rbp; jmp near: something is done before. jmp rax. je. call. int3. ret. Cut off.
+        // push rbp; jmp near: not only a jump. jmp rax. je. call. int3. ret. Cut off.
         assert_eq!(of(&[0x55, 0xe9, 0, 0, 0, 0]), None);
         assert_eq!(of(&[0xff, 0xe0]), None);
         assert_eq!(of(&[0x74, 2]), None);
