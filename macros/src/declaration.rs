@@ -1,4 +1,4 @@
-//! The grammar of `hooks!`.
+//! The grammar of `hooks!`, and its parser.
 
 use proc_macro2::Ident;
 use syn::parse::{Parse, ParseStream};
@@ -12,7 +12,7 @@ mod keyword {
     syn::custom_keyword!(jumps);
 }
 
-/// Everything between the braces.
+/// All declarations of one `hooks!`.
 pub(crate) struct Declarations {
     pub(crate) section: Vec<Attribute>,
     pub(crate) library: Ident,
@@ -21,7 +21,7 @@ pub(crate) struct Declarations {
     pub(crate) functions: Vec<Function>,
 }
 
-/// One `fn …;`
+/// One declared function.
 pub(crate) struct Function {
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) symbols: Punctuated<Ident, Token![|]>,
@@ -30,7 +30,7 @@ pub(crate) struct Function {
     pub(crate) handler: Path,
     /// Constants that the handler gets before the call's arguments.
     pub(crate) constants: Punctuated<Expr, Token![,]>,
-    /// The function that decides whether a call may jump straight to the driver.
+    /// The function that decides whether a call may jump to the driver.
     pub(crate) jumps: Option<Path>,
 }
 

@@ -1,4 +1,4 @@
-//! Turns declarations into code.
+//! Generates the code of the declared hooks.
 
 use crate::declaration::{Declarations, Function};
 use proc_macro2::{Ident, TokenStream};
@@ -55,7 +55,7 @@ fn names(symbol: &Ident) -> (Ident, Ident) {
     (format_ident!("hook_{symbol}"), format_ident!("SLOT_{symbol}"))
 }
 
-/// Holds what the function was patched with.
+/// The name of the static for the patched code.
 fn patch(symbol: &Ident) -> Ident {
     format_ident!("PATCH_{symbol}")
 }

@@ -1,4 +1,5 @@
-//! Proc macros that generate a hook from the declaration of a driver function.
+//! The `hooks!` macro: generates a hook from the declaration of a driver function. The limiter's `hooks` modules use
+//! it.
 
 #![forbid(unsafe_code)]
 
@@ -20,25 +21,23 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// For each function it generates, in the module where it stands:
-/// * a type alias with the function's name, in the module `signature`: the C function pointer;
-/// * a `Slot` for the trampoline, and a `PatchedEntry` for what the function was patched with;
-/// * a hook that calls the handler with a `Call` followed by the arguments. The `Call` holds the
-///   original, what the function's name implies, and the process's value, which is made at the first
-///   call. The hook lets no panic out; only the end of a cancelled thread may pass through it;
-/// * a row in `TABLE`, a `&[Hook]`, with the symbol, its library and its documentation.
+/// For each function it generates, in the calling module:
+/// * a type alias with the function's name, in the module `signature`: the C function pointer
+/// * a `Slot` for the trampoline, and a `PatchedEntry` for the patched code
+/// * a hook that calls the handler with a `Call` followed by the arguments. The `Call` holds the original, what the
+///   function's name implies, and the process's state, which is made at the first call. The hook lets no panic out;
+///   only the unwinding of a cancelled thread may pass through it
+/// * a row in `TABLE`, a `&[Hook]`, with the symbol, its library and its documentation
 ///
-/// `changes memory;` after the library: calls of these functions allocate or free. They are counted
-/// while they run (`Memory::changes`).
+/// `changes memory;` after the library: calls of these functions allocate or free, and are counted while they run
+/// (`Memory::changes`).
 ///
-/// `jumps if passes` after the handler: some calls jump to the driver's function without calling
-/// the handler. These are the calls for which `passes(&Arguments, per_thread)` is true, and all
-/// calls while no device of the process is limited in time.
+/// `jumps if passes` after the handler: calls for which `passes(&Arguments, per_thread)` is true jump to the driver's
+/// function without calling the handler, as do all calls while no device of the process has a compute share.
 ///
-/// Alternatives after `|` are further symbols with the same signature and handler. `=
-/// handler(CONSTANT)` passes the handler constants between the `Call` and the arguments. The names
-/// `Call`, `Hook`, `Library`, `guard` and `tail_jump` are taken from `crate::hooks`, `get` from
-/// `crate::process`, `Slot` and `PatchedEntry` from `hook`.
+/// Alternatives after `|` are further symbols with the same signature and handler. `= handler(CONSTANT)` passes
+/// constants to the handler between the `Call` and the arguments. The names `Call`, `Hook`, `Library`, `guard` and
+/// `tail_jump` are taken from `crate::hooks`, `get` from `crate::process`, `Slot` and `PatchedEntry` from `hook`.
 #[proc_macro]
 pub fn hooks(input: TokenStream) -> TokenStream {
     match syn::parse::<declaration::Declarations>(input) {
