@@ -1,12 +1,12 @@
-//! `libadd_path.so` is preloaded into a process and adds entries to `PATH`, `LD_PRELOAD` and
-//! `LD_LIBRARY_PATH`. `TF_PATH`, `TF_LD_PRELOAD` and `TF_LD_LIBRARY_PATH` name entries for the end,
-//! `TF_PREPEND_PATH`, `TF_PREPEND_LD_PRELOAD` and `TF_PREPEND_LD_LIBRARY_PATH` for the front.
+//! `libadd_path.so`: preloaded into a process, adds entries to `PATH`, `LD_PRELOAD` and `LD_LIBRARY_PATH`. `TF_PATH`,
+//! `TF_LD_PRELOAD` and `TF_LD_LIBRARY_PATH` name entries for the end, `TF_PREPEND_PATH`, `TF_PREPEND_LD_PRELOAD` and
+//! `TF_PREPEND_LD_LIBRARY_PATH` for the front.
 //!
-//! The loader reads its own variables before any constructor runs. So a changed `LD_PRELOAD` or
-//! `LD_LIBRARY_PATH` affects the programs that the process starts; `PATH` takes effect at once.
+//! The loader reads its own variables before any constructor runs. So a changed `LD_PRELOAD` or `LD_LIBRARY_PATH`
+//! affects only the programs that the process starts, while `PATH` takes effect at once.
 //!
-//! The library prints nothing and exports nothing. If a variable cannot be set, the process runs on
-//! with the old value.
+//! The library prints nothing and exports nothing. If a variable cannot be set, the process continues with the old
+//! value.
 
 use core::ffi::CStr;
 use std::ffi::CString;
@@ -15,7 +15,7 @@ mod merge;
 
 use merge::{Position, Separators, merge};
 
-/// One variable that can be added to, and where the additions come from.
+/// One variable to which entries are added, and the variables that name them.
 struct PathRule {
     target: &'static CStr,
     front: &'static CStr,
@@ -48,7 +48,8 @@ const RULES: [PathRule; 3] = [
 fn add_paths() {
     // SAFETY: reads what the kernel passed.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        // A setuid program, which /etc/ld.so.preload reaches. Who starts it does not say where it looks for programs.
+        // A setuid program, reached through /etc/ld.so.preload: its starter must not decide where it looks for
+        // programs.
         return;
     }
     for rule in &RULES {
@@ -66,7 +67,7 @@ fn add(rule: &PathRule, source: &CStr, place: Position) {
     }
 }
 
-/// A copy of the variable's value, `None` if it is not set.
+/// A copy of the variable's value; `None` if it is not set.
 fn read(name: &CStr) -> Option<Vec<u8>> {
     // SAFETY: `name` is NUL-terminated. The loader runs constructors of preloaded libraries
     // before `main`, while no other thread can change the environment.

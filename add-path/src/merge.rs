@@ -1,15 +1,15 @@
 //! Adds entries to the text of a list variable.
 
-/// Where new entries go.
+/// Where entries are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Before the existing ones.
+    /// Before the existing entries.
     Front,
-    /// After the existing ones.
+    /// After the existing entries.
     Back,
 }
 
-/// What separates the entries of a variable. New ones are always joined with a colon.
+/// The separators of a variable's entries. New entries are always joined with a colon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Separators {
     /// `PATH`
@@ -30,15 +30,15 @@ impl Separators {
             }
     }
 
-    /// The entries of `value`, without empty ones. In a search path, an empty entry would mean the
-    /// current directory, and an empty variable does not ask for that.
+    /// The entries of `value`, without empty ones: an empty entry in a search path would mean the current directory,
+    /// which an empty variable does not ask for.
     fn entries(self, value: &[u8]) -> impl Iterator<Item = &[u8]> {
         value.split(move |&byte| self.splits(byte)).filter(|entry| !entry.is_empty())
     }
 }
 
-/// `current` with those entries of `additions` that it does not hold yet, in their order; `None` if
-/// there is nothing to add. The bytes of `current` stay as they are.
+/// `current` with those entries of `additions` that it lacks, in their order; `None` if there is nothing to add. The
+/// bytes of `current` stay unchanged.
 pub(crate) fn merge(
     current: &[u8],
     additions: &[u8],

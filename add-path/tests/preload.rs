@@ -5,10 +5,10 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Relative to the library's folder, because the loader cannot read a folder name with a space.
+/// Relative to the library's directory, because the loader cannot handle a directory name with a space.
 const LIBRARY: &str = "./libadd_path.so";
 
-/// The folder of the library that cargo built for this test: beside the test's executable (target/<profile>/deps).
+/// The directory of the library that cargo built for this test: beside the test's executable (target/<profile>/deps).
 fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
