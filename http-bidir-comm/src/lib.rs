@@ -1,13 +1,14 @@
-//! Typed calls over HTTP/1.1 between a server and clients on the same machine or nearby.
+//! Typed calls over HTTP/1.1 between a server and its clients, on one machine or a trusted network.
 //!
-//! A call is a `POST` with a JSON body, and its answer has a JSON body. An answer may be kept back until the server has
-//! something to say (long polling): so a server reaches its clients, too. A server's state is read by `GET`. A refused
-//! call is answered by a status of 400 or more and an [`ErrorBody`]. The crate knows nothing about the messages.
+//! A call is a `POST` or `PUT` with a JSON body, and its answer has a JSON body. The server may delay an answer until
+//! it has something to report (long polling), so it reaches its clients, too. A server's state is read by `GET`. A
+//! refused call is answered with a status of 400 or more and an [`ErrorBody`]. The crate knows nothing about the
+//! messages.
 //!
 //! * Feature `client`: `client::BlockingHttpClient`.
-//! * Feature `server`: serves Poem's routes with the caller's identity as the kernel states it, JSON
-//!   with a size limit, and bounded waiting.
-//! * Features `client-tls` and `server-tls`: the same over TLS on TCP.
+//! * Feature `server`: serves Poem's routes; the kernel identifies the caller, JSON bodies have a size limit, and waits
+//!   are bounded.
+//! * Features `client-tls` and `server-tls`: TLS on TCP.
 #![cfg_attr(all(feature = "client", feature = "server"), doc = "", doc = "---", doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
@@ -18,13 +19,13 @@ pub mod server;
 
 use serde::{Deserialize, Serialize};
 
-/// The largest body of a call: 16 KiB.
+/// Largest body of a call: 16 KiB.
 pub const CALL_LIMIT: usize = 16 * 1024;
 
-/// The largest answer to a call that a client reads: 64 KiB.
+/// Largest answer to a call that a client reads: 64 KiB.
 pub const BODY_LIMIT: usize = 64 * 1024;
 
-/// The largest answer to a `GET` that a client reads: 64 MiB.
+/// Largest answer to a `GET` that a client reads: 64 MiB.
 pub const STATE_LIMIT: usize = 64 * 1024 * 1024;
 
 /// The body of every answer that is not a success.

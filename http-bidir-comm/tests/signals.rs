@@ -1,6 +1,6 @@
-//! Signals of the host program neither break nor prolong a wait. This runs without the test
-//! harness: the kernel delivers a process's signal to its main thread, so that thread has to be the
-//! one that waits. The program answers like a harness with this one test.
+//! Signals to the host program neither break nor prolong a wait. Runs without the test harness: the kernel delivers a
+//! process's signal to its main thread, so the main thread must be the waiting one. The program answers like a harness
+//! with this one test.
 #![allow(clippy::unwrap_used)] // helpers of tests
 #![allow(clippy::print_stdout, reason = "the answer")]
 

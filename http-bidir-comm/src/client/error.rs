@@ -1,4 +1,4 @@
-//! What can go wrong with a call.
+//! Errors of a call, and their classification from ureq's errors.
 
 use std::time::Duration;
 
@@ -8,52 +8,50 @@ use super::transport::TransportError;
 /// Why a call was not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The server could not be reached: no connection could be made, or it broke before an answer
-    /// came.
+    /// The server could not be reached: no connection could be made, or the connection broke before the answer.
     #[error("{endpoint} cannot be reached: {source}")]
     Connect {
-        /// The address at which the server was expected.
+        /// The server's address.
         endpoint: String,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Another user's process listens there. Nothing was sent to it.
+    /// The server belongs to another user. Nothing was sent.
     #[error("{endpoint} is not used: {stranger}")]
     Untrusted {
-        /// Where the server was called.
+        /// The server's address.
         endpoint: String,
-        /// Who runs it.
+        /// The user who runs the server.
         stranger: Stranger,
     },
-    /// The server does not speak TLS, or is not who it should be. No call was sent to it.
+    /// The server does not speak TLS, or its certificate is not accepted. No call was sent.
     #[error("{endpoint} is not used: {problem}")]
     Tls {
-        /// Where the server was called.
+        /// The server's address.
         endpoint: String,
         /// What is wrong, and what would be accepted.
         problem: String,
     },
-    /// The call's time ended before the answer came. The server may have acted on the call.
+    /// No answer came within the timeout. The server may have acted on the call.
     #[error("{endpoint} did not answer within {after:?}")]
     Timeout {
-        /// Where the server was called.
+        /// The server's address.
         endpoint: String,
-        /// The time that the call was given.
+        /// The call's timeout.
         after: Duration,
     },
-    /// The server understood the call and refuses it.
+    /// The server understood the call and refused it.
     #[error("refused ({status}): {message}")]
     Refused {
-        /// HTTP status, 300 or more.
+        /// HTTP status: below 200, or 300 and more.
         status: u16,
         /// The server's message.
         message: String,
     },
-    /// What came back is not an answer to the call: it is not HTTP, not JSON, too large, or not of
-    /// the expected type.
+    /// The answer is unusable: not HTTP, not JSON, too large, or not of the expected type.
     #[error("{endpoint} gave an unexpected answer: {what}")]
     Protocol {
-        /// Where the server was called.
+        /// The server's address.
         endpoint: String,
         /// What was unexpected.
         what: String,
@@ -61,8 +59,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether trying again is of no use: the server refuses what is sent, with a status from 400
-    /// to 499 other than 408 and 429.
+    /// Whether a retry is pointless: the server refused the call with a status from 400 to 499 other than 408 and 429.
     #[must_use]
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Refused { status: 400..500, .. })

@@ -1,9 +1,7 @@
-//! The calling side.
+//! The client side, made for a library inside another program's process.
 //!
-//! It is made for a library inside another program's process. It starts no thread and installs no
-//! signal handler. It cannot raise SIGPIPE. It writes nothing to stdout or stderr. It ignores the
-//! environment's proxy variables. Its sockets do not survive an exec. A signal that interrupts a
-//! wait neither shortens nor lengthens the wait.
+//! It starts no thread, installs no signal handler, cannot raise SIGPIPE, writes nothing to stdout or stderr, and
+//! ignores proxy variables. Its sockets close on exec. A signal neither shortens nor prolongs a wait.
 
 mod error;
 mod socket;
@@ -31,15 +29,14 @@ use transport::{AnyAddress, SocketConnector};
 
 type Response = http::Response<Body>;
 
-/// How many connections are kept open between calls. More calls at once work, but their surplus
-/// connections are closed afterwards.
+/// Connections kept open between calls. More concurrent calls work, but their extra connections are closed afterwards.
 const IDLE_CONNECTIONS: usize = 8;
 const IDLE_AGE: Duration = Duration::from_secs(300);
 
-/// Calls a server and waits for its answer. Connections are made when needed and kept.
+/// Calls one server and waits for the answers. Connections are made on demand and kept alive.
 ///
-/// Threads may share it: calls at the same time use separate connections. After a fork, the child
-/// must make its own client, because a lock may have been held when it was copied.
+/// Threads may share a client: concurrent calls use separate connections. After a fork the child must create its own
+/// client, because a lock may have been held during the fork.
 pub struct BlockingHttpClient {
     agent: Agent,
     endpoint: Arc<Endpoint>,
@@ -57,14 +54,14 @@ impl fmt::Debug for BlockingHttpClient {
 }
 
 impl BlockingHttpClient {
-    /// A client of the server at `endpoint`. It does not connect yet, so it cannot fail.
+    /// A client of the server at `endpoint`. It connects at the first call.
     pub fn new(endpoint: Endpoint) -> Self {
         let connector = SocketConnector::new(Arc::new(endpoint.clone()));
         Self::by(endpoint, "http", connector)
     }
 
-    /// A client that speaks TLS with the server at a port, and believes it if one of `roots` has signed its certificate
-    /// for `host`. It does not connect yet.
+    /// A client that speaks TLS with `host:port` and accepts a certificate for `host` that one of `roots` has signed.
+    /// It connects at the first call.
     ///
     /// # Errors
     /// [`ClientTlsError`]
@@ -109,11 +106,10 @@ impl BlockingHttpClient {
         &self.endpoint
     }
 
-    /// Posts `request` to `path` (`/v1/...`) and waits for the answer, at most `timeout` in all.
+    /// Posts `request` to `path` (`/v1/...`) and waits for the answer, for at most `timeout` in total.
     ///
-    /// A kept connection may turn out to be closed, because the server was restarted. It is
-    /// replaced once, without the caller noticing. The server that held the old connection is gone,
-    /// and so is anything that the first attempt may have done there.
+    /// If a kept connection turns out to be closed because the server was restarted, the call is repeated once on a new
+    /// connection. The old server is gone, and with it any effect of the first attempt.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -130,7 +126,7 @@ impl BlockingHttpClient {
         self.send(|url| self.agent.post(url), path, request, timeout)
     }
 
-    /// Puts `request` at `path`, as [`Self::post`] posts it.
+    /// Like [`Self::post`], with the method `PUT`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -168,8 +164,7 @@ impl BlockingHttpClient {
         self.understood(path, self.twice(timeout, attempt)?)
     }
 
-    /// Gets what is at `path` (`/v1/...`) and waits for it, at most `timeout` in all. A server's
-    /// state may be long: up to [`STATE_LIMIT`] bytes are read.
+    /// Gets `path` (`/v1/...`), for at most `timeout` in total. Reads up to [`STATE_LIMIT`] bytes.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -181,8 +176,8 @@ impl BlockingHttpClient {
         self.get_also(path, 200, timeout)
     }
 
-    /// As [`Self::get`], where the answer may come with the status `also` in the same form: a server that is not
-    /// ready says so by 503, and why.
+    /// Like [`Self::get`], but also accepts the status `also` with a body of the same type: a server that is not ready
+    /// gives its reasons with status 503.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -197,7 +192,7 @@ impl BlockingHttpClient {
         self.understood(path, (if status == also { 200 } else { status }, bytes))
     }
 
-    /// Whether a server answers at all, with whatever status for `path`. Returns the HTTP status.
+    /// Gets `path` and returns the HTTP status, whatever it is: shows whether a server answers at all.
     ///
     /// # Errors
     /// See [`ClientError`]; never [`ClientError::Refused`].
@@ -221,7 +216,7 @@ impl BlockingHttpClient {
         }
     }
 
-    /// Tries once more if the kept connection turns out to be closed.
+    /// Repeats the attempt once, with the remaining time, if the kept connection turns out to be closed.
     fn twice<T>(
         &self,
         timeout: Duration,
@@ -237,7 +232,7 @@ impl BlockingHttpClient {
         answer.map_err(|error| error::classify(error, &self.endpoint, timeout))
     }
 
-    /// Reads the answer of a successful call.
+    /// Parses the answer of a successful call.
     fn understood<Res: DeserializeOwned>(
         &self,
         path: &str,
@@ -255,13 +250,13 @@ impl BlockingHttpClient {
     }
 }
 
-/// Status and body of an answer.
+/// Status and body of an answer; a body of more than `most` bytes is an error.
 fn read(mut answer: Response, most: usize) -> Result<(u16, Vec<u8>), ureq::Error> {
     let bytes = answer.body_mut().with_config().limit(most as u64).read_to_vec()?;
     Ok((answer.status().as_u16(), bytes))
 }
 
-/// `http://host:port`, with the brackets that an IPv6 address needs.
+/// `scheme://host:port`, with brackets around an IPv6 address.
 fn authority(scheme: &str, host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
         format!("{scheme}://[{host}]:{port}")
@@ -270,8 +265,8 @@ fn authority(scheme: &str, host: &str, port: u16) -> String {
     }
 }
 
-/// The server's message, or the beginning of what it sent instead. It is shown to people, so it can
-/// neither be long nor move a terminal's cursor.
+/// The server's message, or the beginning of an answer that is not JSON. The text is shown to people: it is cut, and
+/// control characters are replaced so that it cannot move a terminal's cursor.
 fn refusal_text(bytes: &[u8]) -> String {
     let (text, most) = match serde_json::from_slice::<ErrorBody>(bytes) {
         Ok(refusal) => (refusal.error, 1000),

@@ -1,4 +1,4 @@
-//! A server's address, and connecting to it within a given time.
+//! A server's address; connects to it within a timeout and checks which user runs it.
 
 use std::fmt;
 use std::io;
@@ -13,22 +13,21 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// A server that is not to be believed: another user runs it.
+/// The server is not trusted because another user runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("user {uid} runs it; expected root or user {own}")]
 pub struct Stranger {
-    /// The server's user, as it is called in this process's user namespace.
+    /// The server's user id, in this process's user namespace.
     pub uid: u32,
-    /// This process's user.
+    /// This process's effective user id.
     pub own: u32,
 }
 
-/// What the kernel calls every user that this process's user namespace does not know.
+/// The kernel's overflow uid: stands for every user outside this process's user namespace.
 const NOT_KNOWN: u32 = 65_534;
 
-/// Whether a server of this user at this path is believed: root's, or one of this process's own (effective) user. In a user
-/// namespace also one of a user whom it does not know, if nobody in it could have made the socket: it is on a mount that is
-/// read-only, as whoever made the namespace mounts it.
+/// Trusts a server of root or of this process's effective user. Inside a user namespace, also trusts a server of a user
+/// outside it if the socket is on a read-only mount: nobody inside the namespace could have created that socket.
 fn believe(uid: u32, path: &Path) -> Result<(), Stranger> {
     let own = rustix::process::geteuid().as_raw();
     let map = || (uid == NOT_KNOWN).then(|| std::fs::read_to_string(UID_MAP).unwrap_or_default());
@@ -43,12 +42,12 @@ fn believe(uid: u32, path: &Path) -> Result<(), Stranger> {
 
 const UID_MAP: &str = "/proc/self/uid_map";
 
-/// Whether there are users whom a user namespace does not know: the first one knows all.
+/// Whether users exist outside the user namespace with this map. The initial namespace maps all users.
 fn has_others(map: &str) -> bool {
     !map.is_empty() && !map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Whether a user namespace has a user of this number (user_namespaces(7)).
+/// Whether a user namespace's map contains this uid (user_namespaces(7)).
 fn names(map: &str, uid: u32) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
@@ -64,11 +63,11 @@ fn names(map: &str, uid: u32) -> bool {
 /// A server's address.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A Unix stream socket. Its server has to be root's or of this process's user.
+    /// A Unix stream socket. Its server must run as root or as this process's user.
     Unix(PathBuf),
-    /// TCP without encryption: for one machine or a trusted network.
+    /// TCP without encryption, for one machine or a trusted network.
     Tcp {
-        /// An IP address or a name. Looking up a name may take longer than a call's timeout.
+        /// An IP address or a name. Resolving a name may take longer than a call's timeout.
         host: String,
         /// The port.
         port: u16,
@@ -94,7 +93,7 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Connects within `timeout`; `None`: without a time limit.
+    /// Connects within `timeout`; `None`: waits as long as the system does.
     pub(super) fn connect(&self, timeout: Option<Duration>) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),
@@ -106,13 +105,14 @@ impl Endpoint {
 fn connect_unix(path: &Path, timeout: Option<Duration>) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // If the server's queue is full, connecting waits for space in it. The send timeout limits that
-    // (unix(7), socket(7) SO_SNDTIMEO).
+    // A connect waits if the server's backlog is full. The send timeout bounds that wait (unix(7), socket(7)
+    // SO_SNDTIMEO).
     set_socket_timeout(&socket, Timeout::Send, timeout)?;
     loop {
         match connect(&socket, &address) {
             Ok(()) => {
-                // rustix has no way to say that the server's process is not to be seen from this pid namespace.
+                // nix, because rustix cannot represent pid 0: a server whose process is not visible in this pid
+                // namespace.
                 let server = getsockopt(&socket, PeerCredentials)?.uid();
                 believe(server, path).map_err(|stranger| {
                     io::Error::new(io::ErrorKind::PermissionDenied, stranger)
@@ -136,7 +136,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Option<Duration>) -> io::Result<O
         };
         match connected {
             Ok(stream) => {
-                // Calls are small and each waits for its answer, so nothing must be held back.
+                // Calls are small and each waits for its answer, so Nagle's algorithm would only delay them.
                 stream.set_nodelay(true)?;
                 return Ok(stream.into());
             }

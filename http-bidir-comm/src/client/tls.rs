@@ -1,4 +1,4 @@
-//! TLS on top of the socket.
+//! TLS over [`SocketTransport`], for [`BlockingHttpClient::over_tls`](super::BlockingHttpClient::over_tls).
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -15,20 +15,20 @@ use ureq::unversioned::transport::{
 
 use super::transport::{SocketConnector, SocketTransport, TransportError};
 
-/// The authorities whose certificates are believed.
+/// The certificate authorities (CAs) that a client trusts.
 #[derive(Clone)]
 pub struct TrustedRoots(Arc<ClientConfig>);
 
-/// Why a client cannot speak TLS.
+/// Why a client cannot use TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientTlsError {
-    /// No certificate can be read, or none that can sign others or itself.
+    /// The PEM text holds no readable certificate, or one that cannot be a trust anchor.
     #[error("it has no certificate; expected the CA's in PEM, beginning with 'BEGIN CERTIFICATE'")]
     NoCertificate,
-    /// The host can stand in no certificate.
+    /// The host cannot be the subject of a certificate.
     #[error("'{0}' is not a host; expected an IP address or a name")]
     NoHost(String),
-    /// TLS itself refuses.
+    /// rustls refused the configuration.
     #[error("TLS: {0}")]
     Unusable(rustls::Error),
 }
@@ -40,7 +40,7 @@ impl fmt::Debug for TrustedRoots {
 }
 
 impl TrustedRoots {
-    /// Reads their certificates in PEM.
+    /// Reads the CAs' certificates in PEM.
     ///
     /// # Errors
     /// [`ClientTlsError`]
@@ -62,7 +62,7 @@ impl TrustedRoots {
     }
 }
 
-/// Connects to the one endpoint of a client, and speaks TLS there.
+/// Connects to the client's only endpoint and performs the TLS handshake.
 #[derive(Debug)]
 pub(super) struct TlsConnector {
     sockets: SocketConnector,
@@ -103,7 +103,7 @@ impl Connector for TlsConnector {
     }
 }
 
-/// A connected socket on which TLS is spoken.
+/// A connected socket with TLS.
 pub(super) struct TlsTransport {
     buffers: LazyBuffers,
     stream: StreamOwned<ClientConnection, TransportAdapter<SocketTransport>>,
@@ -142,7 +142,7 @@ impl Transport for TlsTransport {
     }
 }
 
-/// An error of the stream: the socket's own, or one of TLS.
+/// Separates a TLS error from the socket's own error.
 fn failed(error: io::Error) -> Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(tls) => not_tls(tls),
@@ -150,7 +150,7 @@ fn failed(error: io::Error) -> Error {
     }
 }
 
-/// What TLS refuses, in words.
+/// Words a TLS error for people.
 fn not_tls(error: &rustls::Error) -> Error {
     let problem = match error {
         rustls::Error::InvalidMessage(_) => {

@@ -1,4 +1,4 @@
-//! ureq's transport over a socket that this crate opened.
+//! ureq's transport over the sockets that [`Endpoint::connect`] opens.
 
 use std::fmt;
 use std::io;
@@ -20,32 +20,31 @@ use ureq::unversioned::transport::{
 
 use super::socket::Endpoint;
 
-/// Output is sent at the latest when it has this many bytes.
+/// Buffered output is sent at the latest at this many bytes.
 const HELD_BACK: usize = 16 * 1024;
 
-/// Cases that ureq's own error type does not tell apart.
+/// Errors that ureq's own type does not distinguish.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TransportError {
     /// A connection could not be made.
     #[error(transparent)]
     NoConnection(io::Error),
-    /// A kept connection was found closed when it was used again.
+    /// A kept connection was found closed at its next use.
     #[error("the kept-alive connection had been closed: {0}")]
     Stale(io::Error),
-    /// The server is not who it should be, or does not speak TLS.
+    /// The server's certificate is not accepted, or the server does not speak TLS.
     #[cfg_attr(not(feature = "client-tls"), expect(dead_code, reason = "TLS is not set up"))]
     #[error("{0}")]
     Tls(String),
 }
 
-/// Whether a call failed only because its kept connection was closed.
+/// Whether a call failed only because its kept connection had been closed.
 pub(super) fn is_stale(error: &Error) -> bool {
     let Error::Other(other) = error else { return false };
     matches!(other.downcast_ref(), Some(TransportError::Stale(_)))
 }
 
-/// Answers every name look-up with a placeholder. The endpoint is known, and ureq's own resolver
-/// would start a thread.
+/// Resolves every name to a placeholder: the endpoint is known, and ureq's own resolver would start a thread.
 #[derive(Debug)]
 pub(super) struct AnyAddress;
 
@@ -57,7 +56,7 @@ impl Resolver for AnyAddress {
     }
 }
 
-/// Connects to the one endpoint of a client.
+/// Connects to the client's only endpoint.
 #[derive(Debug)]
 pub(super) struct SocketConnector {
     endpoint: Arc<Endpoint>,
@@ -100,15 +99,15 @@ impl Connector for SocketConnector {
     }
 }
 
-/// The state of a connection's use. A connection is stale, not broken, only if it has worked before
-/// and nothing of the present answer has arrived.
+/// Progress of a connection. A failure counts as stale, not as broken, only if the connection has worked before and
+/// nothing of the current answer has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
-    /// Calling for the first time.
+    /// The first call.
     First,
-    /// Something of the present answer has arrived.
+    /// Part of the current answer has arrived.
     Answered,
-    /// Calling again after an answer.
+    /// A further call, after a complete answer.
     Again,
 }
 
@@ -116,16 +115,15 @@ enum Exchange {
 pub(super) struct SocketTransport {
     socket: OwnedFd,
     buffers: LazyBuffers,
-    /// The process that connected. A forked child must not use its parent's connection.
+    /// Id of the process that connected. A forked child must not use its parent's connection.
     owner: u32,
     exchange: Exchange,
-    /// ureq passes head and body one after the other. They are sent together, which wakes the
-    /// server once instead of twice.
+    /// ureq passes head and body separately. They are sent together, which wakes the server once instead of twice.
     unsent: Vec<u8>,
-    /// Why the server took no more data. It may have answered before it closed (for example because
-    /// a request is too large), so this counts only if no answer comes.
+    /// Why a send failed. The server may have answered before it closed, for example because the request is too large,
+    /// so this is reported only if no answer comes.
     send_failure: Option<Errno>,
-    /// The time limits last set on the socket, to save system calls.
+    /// Timeouts last set on the socket, cached to save system calls.
     receive_limit: Option<Duration>,
     send_limit: Option<Duration>,
 }
@@ -149,7 +147,7 @@ impl SocketTransport {
         let set =
             if side == Timeout::Recv { &mut self.receive_limit } else { &mut self.send_limit };
         if *set != limit {
-            // A limit of zero would mean none.
+            // Zero would mean no timeout.
             let at_least = limit.map(|limit| limit.max(Duration::from_micros(1)));
             set_socket_timeout(&self.socket, side, at_least).map_err(io::Error::from)?;
             *set = limit;
@@ -169,7 +167,7 @@ impl SocketTransport {
             let left = deadline.left()?;
             self.limit(Timeout::Send, left)?;
             let rest = self.unsent.get(sent..).unwrap_or_default();
-            // NOSIGNAL: a peer that is gone must not end the host program by SIGPIPE.
+            // NOSIGNAL: a closed peer must not kill the host program by SIGPIPE.
             match send(&self.socket, rest, SendFlags::NOSIGNAL) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -223,8 +221,7 @@ impl Transport for SocketTransport {
                     self.buffers.input_appended(count);
                     return Ok(true);
                 }
-                // A signal of the host program interrupted the call, or the limit is reached; the
-                // deadline shows which.
+                // Interrupted by a signal of the host program, or timed out; the deadline tells which.
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(self.broken(error.into())),
             }
@@ -232,7 +229,7 @@ impl Transport for SocketTransport {
     }
 
     fn is_open(&mut self) -> bool {
-        // It is open if there is nothing to read, not even the end of the stream.
+        // Open: nothing to read, not even the end of the stream.
         let mut byte = [0u8];
         let quiet = recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(quiet, Err(Errno::AGAIN))
@@ -251,7 +248,7 @@ fn limit_of(timeout: NextTimeout) -> Result<Option<Duration>, Error> {
     Ok(Some(*timeout.after))
 }
 
-/// The time at which an operation has to be finished.
+/// When an operation must be complete, and the timeout to report otherwise.
 struct Deadline {
     at: Option<Instant>,
     timeout: NextTimeout,

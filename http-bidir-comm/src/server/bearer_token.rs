@@ -1,22 +1,22 @@
-//! A secret that callers over TCP have to send.
+//! The secret that callers over TCP must send.
 
 use poem::http::HeaderMap;
 use poem::http::header::AUTHORIZATION;
 use subtle::ConstantTimeEq;
 
-/// The fewest bytes of a token.
+/// Shortest token, in bytes.
 const SHORTEST: usize = 16;
 
-/// The token of `Authorization: Bearer`. Comparing takes the same time whatever is sent, so it reveals nothing but the
+/// The token of `Authorization: Bearer`. The comparison takes the same time for every value, so it reveals only the
 /// token's length.
 #[derive(Clone)]
 pub struct BearerToken(Vec<u8>);
 
-/// A token that is too easy to guess, or that no header can hold.
+/// The token is too short to be safe, or cannot stand in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token of {bytes} bytes; expected at least {SHORTEST} visible ASCII characters")]
 pub struct WeakToken {
-    /// Its length.
+    /// Length of the token.
     pub bytes: usize,
 }
 
@@ -28,10 +28,10 @@ impl std::fmt::Debug for BearerToken {
 }
 
 impl BearerToken {
-    /// Accepts this token.
+    /// Takes `token` as the expected secret.
     ///
     /// # Errors
-    /// It is shorter than 16 bytes, or has other characters than visible ASCII ones.
+    /// The token is shorter than 16 bytes, or contains characters other than visible ASCII.
     pub fn new(token: &str) -> Result<Self, WeakToken> {
         if token.len() < SHORTEST || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(WeakToken { bytes: token.len() });

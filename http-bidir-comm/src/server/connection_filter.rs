@@ -1,4 +1,4 @@
-//! Decides which connections are served.
+//! Decides which connections a [`PeerListener`](super::PeerListener) serves.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -8,24 +8,23 @@ use super::peer::Peer;
 
 /// Admits or refuses each connection before anything is read from it.
 pub trait ConnectionFilter: Send + 'static {
-    /// Given to a connection that is admitted.
+    /// State of an admitted connection until it begins.
     type Permit: Send + 'static;
-    /// Held by a connection until it is closed. Handlers of its calls find it by
-    /// `Data<&Arc<Connection>>`.
+    /// State of a connection until it is closed. Handlers get it as `Data<&Arc<Connection>>`.
     type Connection: Send + Sync + 'static;
 
-    /// Admits a connection. Others wait meanwhile.
+    /// Admits or refuses a connection. Must not block: no other connection is accepted meanwhile.
     ///
     /// # Errors
-    /// The answer to the caller, whose connection is then closed.
+    /// The answer that the caller gets before its connection is closed.
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError>;
 
-    /// How long it waits before it begins: its caller opens too many.
+    /// How long to delay an admitted connection, for callers that open too many.
     fn wait(_: &Self::Permit) -> Duration {
         Duration::ZERO
     }
 
-    /// Begins an admitted connection, in a task of its own. Its socket may be asked for more.
+    /// Begins an admitted connection, in its own task. May query the socket.
     fn begin(permit: Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Self::Connection;
 }
 

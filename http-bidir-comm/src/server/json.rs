@@ -1,4 +1,4 @@
-//! JSON bodies with a size limit, and refusals as [`ErrorBody`].
+//! JSON bodies with a size limit; refusals as [`ErrorBody`]. Used by handlers of routes.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::{CALL_LIMIT, ErrorBody};
 
-/// The body of a call may take this long. Callers send it together with the head.
+/// Longest time to receive the body of a call. Callers send it together with the head.
 const BODY_WITHIN: Duration = Duration::from_secs(2);
 
 /// A call's body, read as JSON; at most [`CALL_LIMIT`] bytes.
@@ -25,7 +25,7 @@ impl<'a, T: DeserializeOwned> FromRequest<'a> for Body<T> {
     }
 }
 
-/// Reads a body as JSON: at most `most` bytes, which have to come within this time.
+/// Reads a body as JSON: at most `most` bytes, received within `within`.
 ///
 /// # Errors
 /// The answer to the caller.
@@ -49,7 +49,7 @@ pub async fn read_json<T: DeserializeOwned>(
     })
 }
 
-/// An answer, written as JSON.
+/// An answer in JSON.
 #[derive(Clone, Debug)]
 pub struct Answer<T>(pub T);
 
@@ -67,12 +67,12 @@ fn not_encoded(error: &serde_json::Error) -> Response {
     refuse(StatusCode::INTERNAL_SERVER_ERROR, problem)
 }
 
-/// An answer, written as JSON, that keeps a value until it has been sent. For answers that are long,
-/// and therefore counted.
+/// An answer in JSON that keeps a value alive until the answer has been sent, such as the permit that bounds the number
+/// of long answers.
 #[derive(Clone, Debug)]
 pub struct AnswerKept<T, K>(pub T, pub K);
 
-/// A body that keeps a value until it has been sent, as [`AnswerKept`] does.
+/// A body that keeps a value alive until the body has been sent.
 pub fn kept_body<K: Send + 'static>(bytes: Vec<u8>, kept: K) -> HttpBody {
     HttpBody::from_bytes(Bytes::from_owner(Kept { bytes, _kept: kept }))
 }
@@ -97,7 +97,7 @@ impl<T: Serialize + Send, K: Send + 'static> IntoResponse for AnswerKept<T, K> {
     }
 }
 
-/// Why a call is refused: a status, and a message for the caller.
+/// A refusal: HTTP status, and message for the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -113,7 +113,7 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// The bytes for a connection that is closed after them.
+    /// The refusal as a complete HTTP response, for a connection that is closed afterwards.
     pub(super) fn last_words(&self) -> Vec<u8> {
         let body =
             serde_json::to_vec(&ErrorBody { error: self.message.clone() }).unwrap_or_default();
@@ -139,7 +139,7 @@ impl ResponseError for ApiError {
     }
 }
 
-/// Turns any error of a Poem route, also for an unknown path, into an [`ErrorBody`]. For
+/// Turns any error of a Poem route, including an unknown path, into an [`ErrorBody`]; for
 /// `EndpointExt::catch_all_error`.
 pub async fn error_to_json(error: poem::Error) -> Response {
     refuse(error.status(), error.to_string())

@@ -1,7 +1,7 @@
-//! Callers who call too often wait.
+//! Rate limits that delay callers instead of refusing them: a token bucket per caller.
 //!
-//! A line earns calls as time passes, and saves some up. Who finds none left waits until it has earned one. So what the
-//! callers of one line make a server do is bounded, and the others find it idle.
+//! A [`Line`] earns calls over time and saves up a burst. A call that finds none left waits until it is earned. So each
+//! caller's load on the server is bounded, and other callers are not delayed.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use super::waiting::OnDrop;
 
-/// Up to so many lines are kept, also if nobody needs them.
+/// Number of lines at which idle ones are dropped.
 const KEPT: usize = 64;
 
-/// How many calls a line may make.
+/// Rate limit of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// In the long run.
+    /// Long-term rate, in calls per second.
     pub each_second: u32,
-    /// At once, after a pause.
+    /// Burst: calls without delay after a pause.
     pub at_once: u32,
 }
 
@@ -28,29 +28,28 @@ impl Pace {
     }
 }
 
-/// Those who share one pace.
+/// A token bucket, shared by callers with the same key.
 #[derive(Debug)]
 pub struct Line {
     pace: Pace,
-    /// When all that was spent will have been earned. A moment that is further back than what can be saved up is as
-    /// good as that.
+    /// When all calls spent so far are earned. A time in the past means a full bucket.
     earned_at: Mutex<Instant>,
 }
 
 impl Line {
-    /// One that has saved up all it may.
+    /// A line with its full burst saved up.
     #[must_use]
     pub fn new(pace: Pace) -> Arc<Self> {
         Arc::new(Self { pace, earned_at: Mutex::new(Instant::now()) })
     }
 
-    /// Spends a call, and tells how long to wait for it.
+    /// Spends one call; returns how long the caller must wait for it.
     pub fn spend(&self) -> Duration {
         self.spend_at(1, Instant::now())
     }
 
-    /// Waits for the place of one more call. Who gives up meanwhile gives it back: callers that try again and again
-    /// would else wait longer and longer.
+    /// Spends one call and waits for it. A caller that gives up gets its call back; otherwise retries would wait longer
+    /// and longer.
     pub async fn pass(&self) {
         let wait = self.spend();
         if !wait.is_zero() {
@@ -68,7 +67,7 @@ impl Line {
     fn spend_at(&self, calls: u32, now: Instant) -> Duration {
         let saved = self.pace.time_of(self.pace.at_once);
         let mut earned_at = self.earned_at.lock().unwrap_or_else(PoisonError::into_inner);
-        // As if all that can be saved up was spent now.
+        // Computed as if the whole burst were spent now; the burst is subtracted below.
         let spent = (*earned_at).max(now) + self.pace.time_of(calls);
         *earned_at = spent;
         spent.saturating_duration_since(now + saved)
@@ -79,14 +78,14 @@ impl Line {
     }
 }
 
-/// Waits, if there is anything to wait for.
+/// Sleeps for `wait`, unless it is zero.
 pub(super) async fn pause(wait: Duration) {
     if !wait.is_zero() {
         tokio::time::sleep(wait).await;
     }
 }
 
-/// A line for each of those who call.
+/// A line per caller key.
 #[derive(Debug)]
 pub struct Lines<K> {
     pace: Pace,
@@ -94,18 +93,18 @@ pub struct Lines<K> {
 }
 
 impl<K: Eq + Hash> Lines<K> {
-    /// Lines of one pace.
+    /// No lines yet; each will get this pace.
     #[must_use]
     pub fn new(pace: Pace) -> Self {
         Self { pace, lines: Mutex::default() }
     }
 
-    /// The line of `key`.
+    /// The line of `key`, created at its first use.
     pub fn of(&self, key: K) -> Arc<Line> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() >= KEPT && !lines.contains_key(&key) {
             let now = Instant::now();
-            // A new one would be as good.
+            // An unused line with its full burst equals a new one.
             lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.has_all(now));
         }
         Arc::clone(lines.entry(key).or_insert_with(|| Line::new(self.pace)))
@@ -127,13 +126,13 @@ mod tests {
         for n in 1..=5 {
             assert_eq!(line.spend_at(1, start), Duration::from_millis(10 * n));
         }
-        // Several at once delay the next one by as much.
+        // Several calls at once delay the next one accordingly.
         line.spend_at(4, start);
         assert_eq!(line.spend_at(1, start), Duration::from_millis(100));
         let later = start + Duration::from_secs(1);
         assert_eq!(line.spend_at(20, later), Duration::ZERO);
         assert_eq!(line.spend_at(1, later), Duration::from_millis(10));
-        // A long pause saves up no more.
+        // A long pause saves up no more than the burst.
         let later = start + Duration::from_secs(1_000);
         assert_eq!(line.spend_at(21, later), Duration::from_millis(10));
     }

@@ -1,5 +1,5 @@
-//! Where connections come from; and a Unix socket at a path, owned by one server at a time, whose
-//! connections know their peers.
+//! Sources of connections for [`serve`](super::serve), and the Unix socket among them: bound to a path by one server at
+//! a time, with peers identified by the kernel.
 
 use std::fs;
 use std::future::Future;
@@ -25,55 +25,53 @@ use super::json::ApiError;
 use super::path_lock::{LockRefused, PathLock};
 use super::peer::Peer;
 
-/// Wait this long after a failed accept, instead of spinning. The usual cause is a lack of
-/// descriptors.
+/// Pause after a failed accept, usually for lack of file descriptors, instead of spinning.
 pub(super) const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Connections that wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// What a socket's address can hold (unix(7), `sun_path`), without the zero at its end.
+/// Longest socket path (unix(7), `sun_path`) without the terminating zero.
 const LONGEST_PATH: usize = 107;
 
-/// Where [`serve`](super::serve) gets its connections from.
+/// Where [`serve`](super::serve) gets its connections.
 pub trait Listener: Send + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// Given to a connection that is accepted.
+    /// State of an accepted connection until it begins.
     type Permit: Send + 'static;
-    /// Held by a connection until it is closed. Handlers of its calls find it by
-    /// `Data<&Arc<Connection>>`.
+    /// State of a connection until it is closed. Handlers get it as `Data<&Arc<Connection>>`.
     type Connection: Send + Sync + 'static;
 
-    /// The next connection, and who calls. It must not wait for anything that the caller sends:
-    /// others wait to be accepted meanwhile.
+    /// The next connection and its caller's address. Must not wait for anything that the caller sends: no other
+    /// connection is accepted meanwhile.
     fn accept(&mut self) -> impl Future<Output = (Self::Stream, RemoteAddr, Self::Permit)> + Send;
 
-    /// How long a connection waits before it begins: its caller opens too many.
+    /// How long to delay a connection, for callers that open too many.
     fn wait(_: &Self::Permit) -> Duration {
         Duration::ZERO
     }
 
-    /// Begins a connection, in a task of its own.
+    /// Begins a connection, in its own task.
     fn begin(permit: Self::Permit, stream: &Self::Stream) -> Self::Connection;
 }
 
-/// Why a socket could not be taken. Nothing has been made or changed then.
+/// Why a socket could not be bound. Nothing was created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another server is running there.
+    /// Another server runs at this path.
     #[error("{path} is in use by a running server")]
     InUse {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something there is not a stream socket; it is left alone.
+    /// The existing file is not a stream socket; it is left alone.
     #[error("{path} exists and is not a server's socket")]
     NotASocket {
         /// The path in question.
         path: PathBuf,
     },
-    /// Something where the lock should be is not this user's lock; it is left alone.
+    /// The existing lock file is not a lock of this user; it is left alone.
     #[error(
         "{path} exists and is not a lock of user {uid}; expected an empty file of that user with one name",
         uid = geteuid().as_raw()
@@ -85,7 +83,7 @@ pub enum BindError {
     /// The path names no file.
     #[error("{path:?} is not a socket path")]
     NoName {
-        /// The path.
+        /// The given path.
         path: PathBuf,
     },
     /// The path is too long for a socket.
@@ -93,28 +91,28 @@ pub enum BindError {
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Its length.
+        /// Length in bytes.
         length: usize,
     },
-    /// The folder does not exist.
+    /// The directory does not exist.
     #[error("{path}: the directory {folder} does not exist")]
     NoFolder {
         /// The socket's path.
         path: PathBuf,
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
     },
     /// The system refused.
     #[error("{path}: {source}")]
     Io {
-        /// The path in question.
+        /// The path of the failed operation.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
 }
 
-/// The beginning of a path that is too long to be shown.
+/// The first characters of a path that is too long to show.
 fn beginning(path: &Path) -> String {
     path.display().to_string().chars().take(80).collect()
 }
@@ -124,30 +122,30 @@ fn beginning(path: &Path) -> String {
 pub struct PeerListener<F = ()> {
     listener: UnixListener,
     filter: F,
-    /// `None`: somebody else keeps the socket.
+    /// `None`: another process, such as systemd, owns the path.
     _path: Option<OwnedPath>,
 }
 
 impl PeerListener {
-    /// Binds `path` and gives the socket the permission bits `mode`. A dead server's socket is
-    /// replaced. Must be called inside a Tokio runtime.
+    /// Binds `path` and gives the socket the permission bits `mode`. Replaces the socket of a dead server. Must be
+    /// called inside a Tokio runtime.
     ///
-    /// A lock on `<path>.lock` ensures that only one server owns a path. That file is removed
-    /// together with the socket.
+    /// A lock on `<path>.lock` ensures that only one server owns the path. The lock file is removed together with the
+    /// socket.
     ///
     /// # Errors
-    /// [`BindError::InUse`] if a server answers there or holds the lock; the others as they say.
+    /// [`BindError::InUse`] if a server answers there or holds the lock; otherwise another [`BindError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
         let io = |source| BindError::Io { path: path.to_owned(), source };
         check(path)?;
-        // Before the lock is made: what is refused leaves no trace.
+        // Checked before the lock is created, so that a refusal leaves no file behind.
         look(path)?;
         let lock = PathLock::take(path).map_err(|refused| match refused {
             LockRefused::Taken => BindError::InUse { path: path.to_owned() },
             LockRefused::NotALock(lock) => BindError::NotALock { path: lock },
             LockRefused::Io(source) => io(source),
         })?;
-        // From here on nobody else who respects the lock changes what is there.
+        // From here on no server that respects the lock changes this path.
         if look(path)? == Found::Remains {
             fs::remove_file(path).map_err(io)?;
         }
@@ -158,11 +156,11 @@ impl PeerListener {
         Ok(Self { listener, filter: (), _path: Some(path) })
     }
 
-    /// Serves a socket that somebody else has opened at `path` and keeps, such as systemd. It is not removed when
-    /// this is dropped. Must be called inside a Tokio runtime.
+    /// Serves a listening socket that another process, such as systemd, has bound to `path`. The path is not removed on
+    /// drop. Must be called inside a Tokio runtime.
     ///
     /// # Errors
-    /// [`BindError::NotASocket`] if it does not listen; [`BindError::Io`].
+    /// [`BindError::NotASocket`] if the socket does not listen; [`BindError::Io`].
     pub fn passed(
         listener: std::os::unix::net::UnixListener,
         path: &Path,
@@ -212,12 +210,12 @@ impl<F: ConnectionFilter> Listener for PeerListener<F> {
     }
 }
 
-/// Tells the caller why it is not served, if that can be sent at once, without waiting.
+/// Sends the refusal if that is possible without waiting.
 fn tell(stream: &UnixStream, refusal: &ApiError) {
     let _ = stream.try_write(&refusal.last_words());
 }
 
-/// Whether a socket could be made there at all.
+/// Checks the path's length, file name and directory.
 fn check(path: &Path) -> Result<(), BindError> {
     let length = path.as_os_str().len();
     if length > LONGEST_PATH {
@@ -238,11 +236,11 @@ fn check(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// What is at the path of a socket that may be taken.
+/// What exists at a path that may be bound.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// The socket of a server that is gone.
+    /// The socket of a dead server.
     Remains,
 }
 
@@ -257,7 +255,7 @@ fn look(path: &Path) -> Result<Found, BindError> {
         Err(error) => return Err(io(error)),
     }
     let call = || {
-        // Without waiting: the queue of a server that stands still may be full.
+        // Without waiting: the backlog of a hung server may be full.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)
@@ -266,7 +264,7 @@ fn look(path: &Path) -> Result<Found, BindError> {
         Ok(()) | Err(Errno::AGAIN) => Err(BindError::InUse { path: path.to_owned() }),
         Err(Errno::CONNREFUSED) => Ok(Found::Remains),
         Err(Errno::NOENT) => Ok(Found::Nothing),
-        // It takes datagrams.
+        // A datagram socket.
         Err(Errno::PROTOTYPE) => Err(BindError::NotASocket { path: path.to_owned() }),
         Err(error) => Err(io(error.into())),
     }
@@ -277,7 +275,7 @@ fn bound(path: &Path, mode: u32) -> rustix::io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(mode);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file is made with this mode, less the umask. So at no moment may too many connect.
+    // bind creates the file with this mode minus the umask, so the socket is never more accessible than `mode`.
     fchmod(&socket, mode)?;
     bind(&socket, &address)?;
     let listening = chmod(path, mode).and_then(|()| listen(&socket, BACKLOG));
@@ -288,13 +286,13 @@ fn bound(path: &Path, mode: u32) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The socket's path, for as long as this server owns it.
+/// The socket's path while this server owns it; removed on drop.
 #[derive(Debug)]
 struct OwnedPath {
     path: PathBuf,
     /// Device and inode of the socket.
     file: (u64, u64),
-    // Dropped after the socket was removed.
+    // Dropped after the socket's removal.
     _lock: PathLock,
 }
 
@@ -307,7 +305,7 @@ impl OwnedPath {
 
 impl Drop for OwnedPath {
     fn drop(&mut self) {
-        // Somebody may have removed socket and lock by hand, and started another server there.
+        // Somebody may have removed socket and lock by hand, and started another server.
         let is_ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
         if is_ours {

@@ -1,7 +1,7 @@
-//! The answering side: serves Poem's routes to callers that wait for an answer.
+//! The server side: serves Poem's routes, including long polls.
 //!
-//! A handler that waits is dropped when its caller goes away or stops waiting. Anything to undo
-//! then belongs in an [`OnDrop`] that lives as long as the wait.
+//! A waiting handler is dropped when its caller disconnects or stops waiting. Cleanup belongs in an [`OnDrop`] that
+//! lives as long as the wait.
 
 mod bearer_token;
 mod connection_filter;

@@ -1,4 +1,5 @@
-//! A lock on a path: an empty file beside it.
+//! A lock on a path: an empty file beside it, locked and removed by its owner. [`PeerListener`](super::PeerListener)
+//! takes one per socket.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::geteuid;
 
-/// The lock file is locked while this lives, and removed when it is dropped.
+/// Holds the lock; on drop the lock file is removed and unlocked.
 #[derive(Debug)]
 pub(super) struct PathLock {
     path: PathBuf,
@@ -18,9 +19,9 @@ pub(super) struct PathLock {
 /// Why a lock could not be taken.
 #[derive(Debug)]
 pub(super) enum LockRefused {
-    /// Another process has it.
+    /// Another process holds the lock.
     Taken,
-    /// Another file is where the lock should be.
+    /// The existing file is not a lock of this user.
     NotALock(PathBuf),
     /// The system refused.
     Io(io::Error),
@@ -39,7 +40,7 @@ impl PathLock {
         name.push(".lock");
         let path = PathBuf::from(name);
         loop {
-            // Not blocking, not by a link: anything may be there.
+            // NONBLOCK and NOFOLLOW: the path may be a FIFO or a link.
             let flags = OFlags::CREATE
                 | OFlags::WRONLY
                 | OFlags::CLOEXEC
@@ -53,8 +54,8 @@ impl PathLock {
                 Err(error) => return Err(io::Error::from(error).into()),
             };
             let opened = file.metadata()?;
-            // A lock is empty, and one's own. Anything else is somebody's file, which must not be
-            // removed. Another user could hold its lock for ever, or make it a second name.
+            // A lock file is empty and belongs to this user. Any other file must not be removed; another user could
+            // also hold its lock forever, or give it a second name (a hard link).
             let is_own = opened.uid() == geteuid().as_raw() && opened.nlink() <= 1;
             if !opened.is_file() || opened.len() > 0 || !is_own {
                 return Err(LockRefused::NotALock(path));
@@ -65,7 +66,7 @@ impl PathLock {
                 Err(TryLockError::Error(error)) => return Err(error.into()),
             }
             let lock = Self { path: path.clone(), file };
-            // Its last owner may have removed it meanwhile: then this is the lock of no path.
+            // If the last owner has removed the file meanwhile, this lock protects no path: retry.
             if lock.is_at_its_path() {
                 return Ok(lock);
             }
@@ -83,7 +84,7 @@ impl PathLock {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        // While it is locked. Whoever opens it now finds that it is not at its path any more.
+        // Removed while still locked: whoever opens the file now finds that it is no longer at its path.
         if self.is_at_its_path() {
             let _ = fs::remove_file(&self.path);
         }

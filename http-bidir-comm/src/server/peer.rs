@@ -1,4 +1,4 @@
-//! The calling process, as the kernel states it.
+//! The calling process, as identified by the kernel.
 
 use poem::http::StatusCode;
 use poem::web::RemoteAddr;
@@ -6,12 +6,12 @@ use poem::{Addr, FromRequest, Request, RequestBody};
 
 use super::json::ApiError;
 
-/// The scheme of the addresses that [`super::serve`] gives to connections.
+/// Address scheme that marks a connection of a [`PeerListener`](super::PeerListener).
 const SCHEME: &str = "unix-peer";
 
-/// The process that connected (unix(7), SO_PEERCRED), as it was at the time of the connect. It
-/// cannot forge this. It is an extractor for handlers. A caller that did not come through
-/// [`super::serve`], or whose process is not visible from here, is refused with 403.
+/// The process that connected, at the time of the connect (unix(7), SO_PEERCRED); the caller cannot forge it. An
+/// extractor for handlers: refuses with status 403 a caller that did not come through [`super::serve`] or whose process
+/// is not visible from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process id in the server's pid namespace.
@@ -29,7 +29,7 @@ impl Peer {
         let Addr::Custom(SCHEME, text) = &address.0 else { return None };
         let (pid, uid) = text.split_once(':')?;
         let peer = Self { pid: pid.parse().ok()?, uid: uid.parse().ok()? };
-        // 0: the process lives in a pid namespace that is not below ours.
+        // 0: the process is not visible in the server's pid namespace.
         (peer.pid > 0).then_some(peer)
     }
 }

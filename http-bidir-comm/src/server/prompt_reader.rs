@@ -1,4 +1,4 @@
-//! A connection whose peer has to read what it asked for.
+//! A stream that cuts off a peer that does not read its answers: unread answers occupy memory.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A peer that takes nothing of an answer for this long is cut off: the answer takes memory.
+/// Longest time in which a peer takes nothing of an answer.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 
-/// A stream that fails if writing stalls.
+/// A stream whose writes fail if they stall.
 #[derive(Debug)]
 pub(super) struct PromptReader<S> {
     stream: S,
-    /// Runs while the stream takes nothing.
+    /// Timer that runs while writes stall.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -25,7 +25,7 @@ impl<S> PromptReader<S> {
         Self { stream, stalled: None }
     }
 
-    /// Passes on how a write went, or that it has stalled for too long.
+    /// Returns the result of a write, or a timeout if writes have stalled for too long.
     fn timed<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -82,7 +82,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PromptReader<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Over TLS a last word is written.
+        // Over TLS the shutdown writes a closing alert.
         let went = Pin::new(&mut self.stream).poll_shutdown(context);
         self.timed(context, went)
     }
@@ -100,7 +100,7 @@ mod tests {
         near.write_all(&[0; 1024]).await.unwrap();
         let error = near.write_all(&[0; 1]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        // One that reads, however slowly, is not.
+        // A slow reader is not cut off.
         let mut buffer = [0; 1024];
         far.read_exact(&mut buffer).await.unwrap();
         let reading = tokio::spawn(async move {

@@ -1,8 +1,7 @@
-//! Serves HTTP/1 on each connection, within bounds of memory and time.
+//! Serves HTTP/1 on each connection, with bounds on memory and time.
 //!
-//! Poem's own server also speaks HTTP/2, where one connection carries hundreds of calls, and lets
-//! an unfinished request take 400 KB for as long as it likes. Here a connection carries one call at
-//! a time.
+//! Poem's own server also speaks HTTP/2, where one connection carries hundreds of calls, and lets an unfinished request
+//! hold 400 KB indefinitely. Here a connection carries one call at a time.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,13 +20,13 @@ use super::line::pause;
 use super::listener::Listener;
 use super::prompt_reader::PromptReader;
 
-/// The head of a call may take this long. A kept connection without a call is closed after it, too.
+/// Longest time to receive the head of a call, and to keep an idle connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
-/// A connection's buffer: a call's head has to fit. The least that hyper accepts.
+/// Buffer of a connection, which must hold a call's head. The smallest that hyper accepts.
 const BUFFER: usize = 8 * 1024;
 
-/// Serves `endpoint` to all connections of `listener`. Never returns.
+/// Serves `endpoint` on all connections of `listener`. Never returns.
 pub async fn serve<L, E>(mut listener: L, endpoint: E) -> Infallible
 where
     L: Listener,
@@ -41,13 +40,13 @@ where
             pause(L::wait(&permit)).await;
             let connection = Arc::new(L::begin(permit, &stream));
             serve_one(stream, caller, &connection, endpoint).await;
-            // Only now is the connection's descriptor closed.
+            // `serve_one` has closed the connection's descriptor.
             drop(connection);
         });
     }
 }
 
-/// Serves a connection. A handler is dropped when its caller goes away.
+/// Serves a connection until it ends. A handler is dropped when its caller disconnects.
 async fn serve_one<S, C, E>(stream: S, caller: RemoteAddr, connection: &Arc<C>, endpoint: Arc<E>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -70,6 +69,6 @@ where
         .header_read_timeout(HEAD_WITHIN)
         .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(PromptReader::new(stream)), service);
-    // A connection that fails is its caller's matter.
+    // A failed connection concerns only its caller.
     let _ = connection.await;
 }

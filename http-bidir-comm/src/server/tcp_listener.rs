@@ -1,4 +1,4 @@
-//! A TCP port, with a bound on its connections.
+//! A TCP port with a bound on its connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use super::json::ApiError;
 use super::line::{Line, Pace};
 use super::listener::{Listener, PAUSE_AFTER_ERROR};
 
-/// A bound TCP port. It knows its callers by their addresses only, so its routes have to authenticate them, for example by
-/// a [`BearerToken`](super::BearerToken). It does not encrypt by itself.
+/// A bound TCP port without encryption; see `with_tls`. Callers are known by address only, so the routes have to
+/// authenticate them, for example by a [`BearerToken`](super::BearerToken).
 #[derive(Debug)]
 pub struct BoundedTcpListener {
     listener: TcpListener,
@@ -25,7 +25,7 @@ pub struct BoundedTcpListener {
     opened: Option<Arc<Line>>,
 }
 
-/// A place on a port, for a connection that may have to wait before it begins.
+/// One of the port's connection slots, and the delay before the connection begins.
 #[derive(Debug)]
 pub struct Place {
     wait: Duration,
@@ -33,8 +33,8 @@ pub struct Place {
 }
 
 impl BoundedTcpListener {
-    /// Binds `address`. At most `most` connections are served at once; others are refused with
-    /// status 503. Must be called inside a Tokio runtime.
+    /// Binds `address`. At most `most` connections are served at once; further ones are refused with status 503. Must
+    /// be called inside a Tokio runtime.
     ///
     /// # Errors
     /// The system's reason.
@@ -46,13 +46,13 @@ impl BoundedTcpListener {
         Ok(Self { listener: TcpListener::from_std(listener)?, places, most, opened: None })
     }
 
-    /// Connections are opened no faster than this. Others wait, in the places that there are.
+    /// Limits the rate of new connections. Delayed connections occupy slots.
     #[must_use]
     pub fn with_pace(self, pace: Pace) -> Self {
         Self { opened: Some(Line::new(pace)), ..self }
     }
 
-    /// The address, with the port that was chosen if 0 was asked for.
+    /// The bound address, with the chosen port if port 0 was requested.
     ///
     /// # Errors
     /// The system's reason.
@@ -62,7 +62,7 @@ impl BoundedTcpListener {
 }
 
 impl BoundedTcpListener {
-    /// The next connection that there is a place for. `refuse` tells the others.
+    /// The next connection for which a slot is free. `refuse` answers the others.
     pub(super) async fn next(
         &mut self,
         refuse: impl Fn(&TcpStream, ApiError),
@@ -72,7 +72,7 @@ impl BoundedTcpListener {
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                 continue;
             };
-            // Answers are small, and the caller waits for each: nothing must be held back.
+            // Answers are small and each is waited for, so Nagle's algorithm would only delay them.
             let _ = stream.set_nodelay(true);
             match Arc::clone(&self.places).try_acquire_owned() {
                 Ok(permit) => {

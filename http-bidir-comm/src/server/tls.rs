@@ -1,4 +1,4 @@
-//! TLS on a TCP port.
+//! TLS on a TCP port: a listener that wraps [`BoundedTcpListener`].
 
 use std::future::Future;
 use std::io;
@@ -24,27 +24,27 @@ use super::json::ApiError;
 use super::listener::Listener;
 use super::tcp_listener::{BoundedTcpListener, Place};
 
-/// The first byte of everything that a TLS client begins with (RFC 8446, 5.1: a handshake's record).
+/// First byte of every TLS connection: the content type of a handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
-/// What is read of a caller who does not speak TLS, so that closing the connection does not take its answer away.
+/// Bytes read from a caller that does not speak TLS: unread input would reset the connection and lose the answer.
 const DRAINED: usize = 16 * 1024;
 
-/// By what a server proves who it is: its certificate, and the key. Clones share them.
+/// A server's certificate chain and private key. Clones share them.
 #[derive(Clone)]
 pub struct ServerTls(Arc<RwLock<Arc<ServerConfig>>>);
 
-/// Why a certificate and a key are of no use.
+/// Why a certificate and a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerTlsError {
-    /// No certificate can be read.
+    /// No certificate could be read.
     #[error(
         "it has no certificate; expected PEM that begins with 'BEGIN CERTIFICATE', the server's own first"
     )]
     NoCertificate,
-    /// No key can be read.
+    /// No private key could be read.
     #[error("it has no private key; expected PEM that begins with 'BEGIN PRIVATE KEY'")]
     NoKey,
-    /// They do not belong together, or are of a kind that is not known.
+    /// Certificate and key do not match, or are of an unsupported type.
     #[error("certificate and key: {0}; expected the key of the first certificate")]
     Unusable(rustls::Error),
 }
@@ -57,8 +57,8 @@ impl std::fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Reads certificates and a key in PEM. The server's own certificate comes first, those that lead to its CA follow.
-    /// TLS 1.3 is spoken; no session is kept for a client that comes back.
+    /// Reads a certificate chain, the server's own certificate first, and a private key in PEM. TLS 1.3; sessions are
+    /// not resumed.
     ///
     /// # Errors
     /// [`ServerTlsError`]
@@ -79,8 +79,7 @@ impl ServerTls {
         Ok(Self(Arc::new(RwLock::new(Arc::new(config)))))
     }
 
-    /// Takes over another one's certificate and key: each connection that is accepted from now on gets these, also from
-    /// listeners that have a clone. Earlier connections keep theirs.
+    /// Replaces certificate and key by those of `by`, for all clones. Connections accepted from now on use them.
     pub fn renew(&self, by: &Self) {
         let by = by.current();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = by;
@@ -91,7 +90,7 @@ impl ServerTls {
     }
 }
 
-/// A bound TCP port on which TLS is spoken.
+/// A bound TCP port with TLS.
 #[derive(Debug)]
 pub struct TlsListener {
     listener: BoundedTcpListener,
@@ -99,7 +98,7 @@ pub struct TlsListener {
 }
 
 impl BoundedTcpListener {
-    /// Speaks TLS with every caller. One that does not is told so, in HTTP as it is, and let go.
+    /// Requires TLS of every caller. A caller that speaks plain HTTP gets an error in plain HTTP and is disconnected.
     #[must_use]
     pub fn with_tls(self, tls: ServerTls) -> TlsListener {
         TlsListener { listener: self, tls }
@@ -112,7 +111,7 @@ impl Listener for TlsListener {
     type Connection = OwnedSemaphorePermit;
 
     async fn accept(&mut self) -> (TlsStream, RemoteAddr, Place) {
-        // A refusal in HTTP would not be understood: who is one too many is let go without a word.
+        // A caller over the limit is disconnected without an answer: it would not understand plain HTTP.
         let (stream, caller, permit) = self.listener.next(|_, _| {}).await;
         let tls = self.tls.current();
         (TlsStream(State::Silent(stream, tls)), caller, permit)
@@ -127,12 +126,12 @@ impl Listener for TlsListener {
     }
 }
 
-/// A connection over TLS. The handshake is part of reading the first call: what bounds the time for the one bounds
-/// the time for the other.
+/// A connection with TLS. The handshake happens while the first call is read, so the timeout for a call's head bounds
+/// it.
 pub struct TlsStream(State);
 
 enum State {
-    /// Nothing has come yet.
+    /// No byte has arrived.
     Silent(TcpStream, Arc<ServerConfig>),
     Handshake(Box<Accept<TcpStream>>),
     Open(Box<server::TlsStream<TcpStream>>),
@@ -143,7 +142,7 @@ enum State {
 type Opened<'a> = Pin<&'a mut server::TlsStream<TcpStream>>;
 
 impl TlsStream {
-    /// The stream, when the handshake is done.
+    /// The open stream; performs the handshake first.
     fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Opened<'_>>> {
         if let State::Silent(stream, _) = &self.0 {
             let begins = ready!(poll_first(stream, context));
@@ -167,7 +166,7 @@ impl TlsStream {
     }
 }
 
-/// The first byte that a caller sends; it stays there to be read.
+/// The first byte that a caller sends, without consuming it.
 fn poll_first(stream: &TcpStream, context: &mut Context<'_>) -> Poll<io::Result<u8>> {
     let mut byte = [0];
     let mut buffer = ReadBuf::new(&mut byte);
@@ -178,7 +177,7 @@ fn poll_first(stream: &TcpStream, context: &mut Context<'_>) -> Poll<io::Result<
     }
 }
 
-/// Tells a caller who speaks HTTP as it is what would be accepted.
+/// Tells a caller that speaks plain HTTP to use TLS.
 fn tell_plain(stream: &TcpStream) {
     let problem = "this port speaks TLS; use https and the CA of the server's certificate";
     let _ = stream.try_read(&mut [0; DRAINED]);
@@ -207,7 +206,7 @@ impl AsyncWrite for TlsStream {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
             State::Open(stream) => Pin::new(stream).poll_flush(context),
-            // Nothing has been written.
+            // Nothing was written before the handshake.
             _ => Poll::Ready(Ok(())),
         }
     }

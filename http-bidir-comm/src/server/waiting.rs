@@ -1,15 +1,14 @@
-//! Bounded waiting, and undoing if a wait is abandoned.
+//! Bounded waits for long polls, and cleanup after an abandoned wait.
 
 use std::time::Duration;
 
-/// Waits for `what`, for no longer than the caller asked for and no longer than `cap`. `None`: the
-/// time is over.
+/// Waits for `what`, for at most `asked` (the caller's timeout) and at most `cap`. `None`: timed out.
 pub async fn wait_up_to<F: Future>(asked: Duration, cap: Duration, what: F) -> Option<F::Output> {
     tokio::time::timeout(asked.min(cap), what).await.ok()
 }
 
-/// Calls a function when it is dropped, unless it was disarmed. A handler that waits is dropped
-/// when its caller goes away.
+/// Calls a function on drop unless disarmed: cleans up after a waiting handler that is dropped because its caller
+/// disconnected.
 #[derive(Debug)]
 #[must_use = "does its work at once if it is not kept"]
 pub struct OnDrop<F: FnOnce()> {
@@ -22,7 +21,7 @@ impl<F: FnOnce()> OnDrop<F> {
         Self { undo: Some(undo) }
     }
 
-    /// Nothing is left to undo.
+    /// Cancels the cleanup.
     pub fn disarm(mut self) {
         self.undo = None;
     }

@@ -1,5 +1,4 @@
-//! Both sides against any bytes. A server may be a program that was meant for something else, or one
-//! that means harm; so may be a caller.
+//! Client and server against arbitrary bytes: the other side may be a different program, or a malicious one.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,11 +12,11 @@ use serde_json::{Value, json};
 
 use crate::round_trip::{TestServer, socket};
 
-/// How long a call may take, and how much longer than that on a busy machine.
+/// A call's timeout, and a margin for a busy machine.
 const CALL: Duration = Duration::from_millis(150);
 const LATE: Duration = Duration::from_secs(5);
 
-/// A server that sends `bytes` on each connection, `piece` at a time, and then waits or hangs up.
+/// A server that sends `bytes` in pieces on each connection, then waits or hangs up.
 fn server(path: &Path, bytes: Vec<u8>, piece: usize, hangs_up: bool) {
     let listener = UnixListener::bind(path).unwrap();
     thread::spawn(move || {
@@ -51,7 +50,7 @@ fn call(bytes: &[u8], piece: usize, hangs_up: bool) -> Result<Value, ClientError
     answer
 }
 
-/// The most memory that this process has had, in MiB.
+/// Peak memory of this process, in MiB.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -90,11 +89,11 @@ fn answers_without_end_are_given_up() {
             assert!(answer.is_err(), "{what}: {answer:?}");
         }
     }
-    // A few MiB of them are this test's own.
+    // The test itself uses a few MiB.
     assert!(memory() < before + 200, "{before} MiB became {}", memory());
 }
 
-/// One byte at a time keeps a connection alive, and the call ends all the same.
+/// One byte at a time keeps the connection alive; the call times out nevertheless.
 #[test]
 fn a_slow_answer_takes_no_longer_than_the_call_may() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 10000\r\n\r\n";
@@ -107,7 +106,7 @@ fn a_slow_answer_takes_no_longer_than_the_call_may() {
     }
 }
 
-/// Pieces of answers and of calls, in any order.
+/// Fragments of answers and calls, in any order.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::sample::select(vec![
         "HTTP/1.1 200 OK\r\n",

@@ -1,4 +1,4 @@
-//! A CA that a test makes for itself.
+//! A CA made for a test.
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 

@@ -154,7 +154,7 @@ fn a_restarted_server_is_found_again() {
 #[test]
 fn a_path_has_one_server_and_no_remains() {
     let (_dir, path) = socket();
-    // What a dead server left behind.
+    // Left behind by a dead server.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = TestServer::start(&path);
     let bind = |path: &Path| {

@@ -1,4 +1,4 @@
-//! Client and server over TLS, and what either says where the other does not speak it.
+//! Client and server over TLS, and their errors if the other side does not speak it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ struct Served {
 }
 
 impl Served {
-    /// A server for `most` connections; `None`: without TLS.
+    /// A server for at most `most` connections; `tls` is certificate and key.
     fn new(most: usize, tls: Option<(String, String)>) -> Self {
         let of = |(certificate, key): (String, String)| {
             ServerTls::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap()
@@ -81,7 +81,7 @@ fn call(client: &BlockingHttpClient) -> Result<String, ClientError> {
 #[test]
 fn a_server_of_the_right_ca_is_called_on_one_connection() {
     let authority = Authority::new();
-    // There is room for one connection: it is kept.
+    // The only connection slot: the connection is kept alive.
     let served = Served::new(1, Some(authority.signs("127.0.0.1")));
     let client = served.over_tls(roots(&authority));
     for _ in 0..3 {
@@ -146,7 +146,7 @@ fn either_side_says_what_it_would_accept() {
     let said = call(&plain.over_tls(roots(&authority))).unwrap_err();
     assert!(matches!(said, ClientError::Tls { .. }), "{said:?}");
     assert!(said.to_string().contains("it does not speak TLS; connect without a CA"), "{said}");
-    // The port still serves who speaks as it does.
+    // The port still serves clients with TLS.
     assert_eq!(call(&served.over_tls(roots(&authority))).unwrap(), "a word");
     assert_eq!(call(&plain.plain()).unwrap(), "a word");
 }
@@ -171,12 +171,12 @@ fn garbage_after_the_first_byte_ends_the_connection() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(garbage).unwrap();
         let mut answer = Vec::new();
-        // An alert or a refusal, and the end; or the end at once.
+        // An alert or a refusal, then the end of the stream; or the end at once.
         let ended = stream.read_to_end(&mut answer);
         let reset = ended.is_err_and(|error| error.kind() != std::io::ErrorKind::ConnectionReset);
         assert!(!reset && answer.len() < 1024, "{answer:?}");
     }
-    // There is room for one: the places of the others are free again.
+    // The only slot: the failed connections have freed theirs.
     let client = served.over_tls(roots(&authority));
     let start = std::time::Instant::now();
     while call(&client).is_err() {
