@@ -1,5 +1,5 @@
-//! GPUs that an operator has taken out of service for new work, as the node agent tells the daemon: a file beside the
-//! daemon's socket, with a UUID on each line.
+//! GPUs that an operator has taken out of service for new work (cordoned). The node agent writes them to a file beside
+//! the daemon's socket, one UUID per line; the daemon reads it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,16 +10,16 @@ use limits::GpuId;
 
 const FILE: &str = "cordoned-gpus";
 
-/// The file beside a daemon's socket.
+/// Path of the file, given the path of the daemon's socket.
 #[must_use]
 pub fn beside(socket: &Path) -> PathBuf {
     socket.with_file_name(FILE)
 }
 
-/// Which GPUs it names. None if there is no file.
+/// Reads the cordoned GPUs; an absent file means none.
 ///
 /// # Errors
-/// It cannot be read, or a line is no UUID of a GPU.
+/// The file cannot be read, or a line is not a GPU's UUID.
 pub fn read(file: &Path) -> io::Result<BTreeSet<GpuId>> {
     let text = match fs::read_to_string(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -29,7 +29,7 @@ pub fn read(file: &Path) -> io::Result<BTreeSet<GpuId>> {
     text.lines().map(one).collect()
 }
 
-/// Names these.
+/// Writes the cordoned GPUs.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,31 +1,30 @@
-//! Whether a device can be trusted with work.
+//! Device health: derived by [`Model`](crate::Model) from readings and XIDs.
 //!
-//! A device that has once shown a fault stays unhealthy, whatever it shows later: a fault that comes and goes is
-//! a fault. It is healthy again when its operator says so.
+//! A device that has shown a fault stays unhealthy even if the fault disappears, until an operator declares it healthy.
 
 use core::fmt;
 
 use crate::reading::{DeviceReading, Unread};
 use crate::xid::{Xid, XidClass};
 
-/// Whether a device can be trusted with work.
+/// Whether a device may be given work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing is known against it.
+    /// No fault is known.
     #[default]
     Healthy,
-    /// Something is.
+    /// At least one fault is known.
     Unhealthy(Vec<Ailment>),
 }
 
 impl Health {
-    /// Whether nothing is known against it.
+    /// Whether no fault is known.
     #[must_use]
     pub const fn is_healthy(&self) -> bool {
         matches!(self, Self::Healthy)
     }
 
-    /// What is known against it, in words.
+    /// The known faults in words; `None` if healthy.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         match self {
@@ -38,23 +37,23 @@ impl Health {
     }
 }
 
-/// What is known against a device.
+/// A device's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ailment {
-    /// The driver reported an error that is not a program's.
+    /// The driver reported an error that no program can cause.
     Xid(Xid),
-    /// So many errors in its memory could not be corrected since the daemon first saw it.
+    /// Number of uncorrectable ECC errors since the daemon first saw the device, or since it was last declared healthy.
     Uncorrected(u64),
-    /// It does not answer any more.
+    /// The device no longer answers.
     Lost,
-    /// It answers nothing before it is reset.
+    /// The device answers nothing until it is reset.
     NeedsReset,
-    /// The driver does not list it any more.
+    /// The driver no longer lists the device.
     Missing,
 }
 
 impl Ailment {
-    /// Whether it is the same trouble, if perhaps more of it.
+    /// Whether both are the same kind of fault, possibly with different counts.
     fn is_like(self, other: Self) -> bool {
         self == other || matches!((self, other), (Self::Uncorrected(_), Self::Uncorrected(_)))
     }
@@ -73,13 +72,13 @@ impl fmt::Display for Ailment {
     }
 }
 
-/// Gathers what is known against one device.
+/// The known faults of one device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
     health: Health,
-    /// Errors that could not be corrected when it was first seen, or last declared healthy.
+    /// Uncorrectable errors when the device was first seen, or last declared healthy.
     baseline: Option<u64>,
-    /// Those that there were last.
+    /// Uncorrectable errors in the latest reading.
     last: Option<u64>,
 }
 
@@ -88,7 +87,7 @@ impl Record {
         &self.health
     }
 
-    /// Takes what the device shows. Returns what is new against it.
+    /// Evaluates a reading. Returns a new or increased fault.
     pub(crate) fn read(&mut self, reading: &DeviceReading) -> Option<Ailment> {
         let silent = reading.does_not_answer().map(|why| match why {
             Unread::NeedsReset => Ailment::NeedsReset,
@@ -97,16 +96,16 @@ impl Record {
         silent.or_else(|| self.count(reading)).and_then(|ailment| self.add(ailment))
     }
 
-    /// Compares the count with the one at the beginning.
+    /// Compares the count of uncorrectable errors with the baseline.
     fn count(&mut self, reading: &DeviceReading) -> Option<Ailment> {
         let count = *reading.ecc.uncorrected.as_ref().ok()?;
-        // It begins anew with the driver.
+        // A reload of the driver resets the count.
         let baseline = self.baseline.map_or(count, |baseline| baseline.min(count));
         (self.baseline, self.last) = (Some(baseline), Some(count));
         (count > baseline).then(|| Ailment::Uncorrected(count - baseline))
     }
 
-    /// The driver has reported an error. Returns what is new against the device.
+    /// Records an error from the driver. Returns a new fault.
     pub(crate) fn xid(&mut self, xid: Xid) -> Option<Ailment> {
         match xid.class() {
             XidClass::Application => None,
@@ -114,12 +113,12 @@ impl Record {
         }
     }
 
-    /// The driver does not list it any more.
+    /// Records that the driver no longer lists the device. Returns a new fault.
     pub(crate) fn missing(&mut self) -> Option<Ailment> {
         self.add(Ailment::Missing)
     }
 
-    /// Forgets what is known against it. `false`: nothing was.
+    /// Clears the faults; `false` if there were none.
     pub(crate) fn heal(&mut self) -> bool {
         self.baseline = self.last;
         !core::mem::take(&mut self.health).is_healthy()

@@ -1,9 +1,8 @@
-//! What the node's devices show of themselves: figures, processes, errors, and the health that follows.
+//! Observes the node's devices for the daemon: figures, processes, errors, and the resulting health.
 //!
-//! A [`Source`] shows devices; [`NvmlSource`] asks NVML. It is read by a thread of its own ([`Watch`]), because
-//! a call of the driver may take long, or for ever. What it shows goes into a [`Model`], which is pure: it tells
-//! what has changed, and keeps a [`View`] for those who ask. One figure that cannot be read hides no other: each
-//! is a [`Reading`].
+//! A thread of its own ([`Watch`]) reads a [`Source`], because a driver call may take long or never return;
+//! [`NvmlSource`] queries NVML. The readings go to a [`Model`], which is pure: it returns the changes and keeps a
+//! [`View`] for the API and metrics. Each figure is a [`Reading`], so one unreadable figure hides no other.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! What is known of the node's devices, and what has changed. No I/O and no clock.
+//! The state of the node's devices, updated by the daemon with what a [`Source`](crate::Source) reports. No I/O, no
+//! clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -11,66 +12,66 @@ use crate::source::Blind;
 use crate::unknown::{ByDevice, Unknown, UnknownProcess};
 use crate::xid::Xid;
 
-/// What is known, for those who ask.
+/// A copy of the state, for the API and metrics.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Why nothing can be observed now. The devices are as they were seen last.
+    /// Why the devices cannot be observed now. `devices` keeps the last state.
     pub blind: Option<Blind>,
-    /// When the devices were last read. `None`: not since the daemon's start.
+    /// When the devices were last read. `None`: not since the daemon started.
     pub seen: Option<Instant>,
-    /// All devices that were seen since the daemon's start, in the driver's order.
+    /// All devices seen since the daemon started, in the driver's order.
     pub devices: Vec<DeviceView>,
 }
 
 impl View {
-    /// One device.
+    /// The device with this UUID.
     #[must_use]
     pub fn device(&self, uuid: GpuId) -> Option<&DeviceView> {
         self.devices.iter().find(|device| device.reading.uuid == uuid)
     }
 }
 
-/// What is known of a device.
+/// The state of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceView {
-    /// What it showed last.
+    /// The latest reading.
     pub reading: DeviceReading,
-    /// When that was read.
+    /// When the latest reading was taken.
     pub taken: Instant,
-    /// Whether it can be trusted with work.
+    /// Whether the device may be given work.
     pub health: Health,
-    /// How often each error came since the daemon's start.
+    /// Number of errors since the daemon started, by XID.
     pub xids: BTreeMap<Xid, u64>,
-    /// The processes on it that no session knows.
+    /// Processes on the device that belong to no session.
     pub unknown: Vec<UnknownProcess>,
-    /// How many of them there were since the daemon's start.
+    /// Number of processes without a session since the daemon started.
     pub unknown_seen: u64,
-    /// Whether its operator has taken it out of service for new work.
+    /// Whether an operator has taken the device out of service for new work.
     pub cordoned: bool,
-    /// How often its operator has declared it healthy.
+    /// How often an operator has declared the device healthy.
     pub declared_healthy: u64,
 }
 
-/// What has changed.
+/// A change of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing can be observed from now on.
+    /// The devices can no longer be observed.
     Blind(Blind),
-    /// It can be again.
+    /// The devices can be observed again.
     Sees,
     /// The driver reported an error.
     Xid(GpuId, Xid),
-    /// Something more is known against a device.
+    /// A device has a new or increased fault.
     Unhealthy(GpuId, Ailment),
-    /// Its operator has declared it healthy.
+    /// An operator has declared the device healthy.
     Healthy(GpuId),
-    /// Its operator has taken it out of service for new work.
+    /// An operator has taken the device out of service for new work.
     Cordoned(GpuId),
-    /// Its operator has put it back into service.
+    /// An operator has returned the device to service.
     Uncordoned(GpuId),
-    /// A process that no session knows has come to a device.
+    /// A process without a session appeared on a device.
     UnknownCame(GpuId, UnknownProcess),
-    /// It has gone, or a session knows it now.
+    /// The process has left the device, or now belongs to a session.
     UnknownWent(GpuId, UnknownProcess),
 }
 
@@ -84,20 +85,20 @@ struct Device {
     declared_healthy: u64,
 }
 
-/// Gathers what a source shows.
+/// Collects what a source reports.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     blind: Option<Blind>,
     seen: Option<Instant>,
     devices: BTreeMap<GpuId, Device>,
-    /// Errors of devices that were not seen yet.
+    /// Errors of devices that have not been read yet.
     early: Vec<(GpuId, Xid)>,
-    /// Which ones operators have taken out of service.
+    /// Devices that operators have taken out of service, seen or not.
     cordoned: BTreeSet<GpuId>,
 }
 
 impl Model {
-    /// Takes what all devices show.
+    /// Takes a reading of all devices.
     pub fn read(&mut self, readings: AllReadings) -> Vec<Change> {
         let mut changes = Vec::new();
         if self.blind.take().is_some() {
@@ -131,7 +132,7 @@ impl Model {
         changes
     }
 
-    /// The driver has reported an error.
+    /// Records an error from the driver.
     pub fn xid(&mut self, uuid: GpuId, xid: Xid) -> Vec<Change> {
         let Some(device) = self.devices.get_mut(&uuid) else {
             self.early.push((uuid, xid));
@@ -143,14 +144,14 @@ impl Model {
         [Change::Xid(uuid, xid)].into_iter().chain(against).collect()
     }
 
-    /// Nothing can be observed. Told once, whatever the reasons are.
+    /// Records that the devices cannot be observed. Only the first of several calls is a change.
     pub fn blind(&mut self, why: Blind) -> Vec<Change> {
         let is_new = self.blind.is_none();
         self.blind = Some(why.clone());
         if is_new { vec![Change::Blind(why)] } else { Vec::new() }
     }
 
-    /// The processes that no session knows, of every device where there are any.
+    /// Takes all processes without a session, by device.
     pub fn unknown(&mut self, mut processes: ByDevice) -> Vec<Change> {
         let mut changes = Vec::new();
         for (&uuid, device) in &mut self.devices {
@@ -161,14 +162,14 @@ impl Model {
         changes
     }
 
-    /// The operator says that a device is healthy. What it shows from now on counts. `None`: it was never seen.
+    /// Clears a device's faults; ECC errors count from its latest reading. `None`: the device was never seen.
     pub fn declare_healthy(&mut self, uuid: GpuId) -> Option<Vec<Change>> {
         let device = self.devices.get_mut(&uuid)?;
         device.declared_healthy = device.declared_healthy.saturating_add(1);
         Some(if device.record.heal() { vec![Change::Healthy(uuid)] } else { Vec::new() })
     }
 
-    /// Operators have taken just these devices out of service for new work, whether they were seen or not.
+    /// Replaces the set of cordoned devices, which may include devices never seen.
     pub fn cordon(&mut self, gpus: BTreeSet<GpuId>) -> Vec<Change> {
         let taken = gpus.difference(&self.cordoned).map(|gpu| Change::Cordoned(*gpu));
         let back = self.cordoned.difference(&gpus).map(|gpu| Change::Uncordoned(*gpu));
@@ -177,7 +178,7 @@ impl Model {
         changes
     }
 
-    /// What is known.
+    /// A copy of the state.
     #[must_use]
     pub fn view(&self) -> View {
         let mut devices: Vec<DeviceView> = self
@@ -239,12 +240,12 @@ mod tests {
         assert_eq!(read(&mut model, &[shows(GPU, 5)]), []);
         assert_eq!(read(&mut model, &[shows(GPU, 7)]), more(3));
         assert_eq!(health(&model).unwrap(), "3 ECC errors could not be corrected");
-        // Those that were known count no more. What comes before the next look does.
+        // Errors known at the declaration no longer count; those after the latest reading do.
         assert_eq!(model.declare_healthy(GPU), Some(vec![Change::Healthy(GPU)]));
         assert_eq!(model.declare_healthy(GPU), Some(Vec::new()));
         assert_eq!(model.declare_healthy(OTHER), None);
         assert_eq!(read(&mut model, &[shows(GPU, 8)]), more(1));
-        // A driver that was loaded anew begins at zero.
+        // A reload of the driver resets the count.
         model.declare_healthy(GPU);
         assert_eq!(read(&mut model, &[shows(GPU, 0)]), []);
         assert_eq!(read(&mut model, &[shows(GPU, 2)]), more(2));
@@ -253,7 +254,7 @@ mod tests {
     #[test]
     fn errors_of_programs_are_counted_and_others_are_held_against_the_device() {
         let mut model = Model::default();
-        // It may come before the device is first read.
+        // An XID may arrive before the device is first read.
         assert_eq!(model.xid(GPU, Xid(31)), []);
         assert_eq!(read(&mut model, &[shows(GPU, 0)]), [Change::Xid(GPU, Xid(31))]);
         for application in [13, 31, 43, 45, 68, 109] {
@@ -263,7 +264,7 @@ mod tests {
         let unhealthy = Change::Unhealthy(GPU, Ailment::Xid(Xid(79)));
         assert_eq!(model.xid(GPU, Xid(79)), [Change::Xid(GPU, Xid(79)), unhealthy]);
         assert_eq!(model.xid(GPU, Xid(79)), [Change::Xid(GPU, Xid(79))]);
-        // One that nobody knows counts, too.
+        // An unlisted XID counts, too.
         assert_eq!(model.xid(GPU, Xid(4711)).len(), 2);
         assert_eq!(health(&model).unwrap(), "XID 79 (GPU has fallen off the bus); XID 4711");
         let view = model.view();
@@ -324,7 +325,7 @@ mod tests {
         assert_eq!(model.unknown(on(&[one(7, 1)])), [Change::UnknownCame(GPU, one(7, 1))]);
         let more = UnknownProcess { bytes: Some(1), ..one(7, 1) };
         assert_eq!(model.unknown(on(&[more])), []);
-        // Another process with the same id.
+        // Another process with the same pid.
         let changes = model.unknown(on(&[one(7, 2)]));
         assert_eq!(changes.len(), 2, "{changes:?}");
         assert_eq!(model.unknown(on(&[])).len(), 1);

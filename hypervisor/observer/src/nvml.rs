@@ -1,4 +1,4 @@
-//! Devices as NVML shows them. The library is loaded when it is first needed, and never by an async thread.
+//! [`NvmlSource`]: devices as NVML shows them. NVML is loaded in the observing thread, never in an async thread.
 
 use core::ffi::c_ulong;
 use std::collections::BTreeSet;
@@ -26,35 +26,35 @@ use crate::reading::{
 use crate::source::{Blind, Seen, Source, sleep};
 use crate::xid::Xid;
 
-/// A machine without the development package only has the name with a version.
+/// With the version: the name without it needs a development package.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// How often all devices are read.
+/// Time between two readings of all devices.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long one wait for errors lasts: afterwards it is looked whether the thread is still wanted.
+/// Longest wait for an error event, in ms, before the thread checks whether it should end.
 const WAIT_MS: u32 = 100;
-/// The number that NVML gives an error whose number it does not know.
+/// NVML's number for an error that it cannot classify.
 const UNKNOWN_XID: u64 = 999;
 
-/// `NVML_AFFINITY_SCOPE_NODE`: memory nodes, not sockets.
+/// `NVML_AFFINITY_SCOPE_NODE`: NUMA nodes, not sockets.
 const NEAR: u32 = 0;
-/// How many words of bits a set of memory nodes may have.
+/// Longest bit set of NUMA nodes, in words.
 const NODE_WORDS: usize = 4;
 
-/// NVML.
+/// A source that reads NVML.
 #[derive(Clone, Debug)]
 pub struct NvmlSource {
     library: PathBuf,
 }
 
 impl Default for NvmlSource {
-    /// The driver's own, where the loader finds it.
+    /// The driver's own library, found by the loader.
     fn default() -> Self {
         Self::at(Path::new(LIBRARY))
     }
 }
 
 impl NvmlSource {
-    /// The library of this name or path.
+    /// Loads NVML from this name or path.
     #[must_use]
     pub fn at(library: &Path) -> Self {
         Self { library: library.to_owned() }
@@ -69,7 +69,7 @@ impl Source for NvmlSource {
         let mut events = subscribe(&nvml, &devices);
         while !over.load(Ordering::Acquire) {
             let begun = Instant::now();
-            // One that was lost before it could be named, or comes later.
+            // A device appeared, or was lost when the devices were listed.
             if nvml.device_count().is_ok_and(|count| count as usize > devices.len()) {
                 let again = list(&nvml)?;
                 if again.len() > devices.len() {
@@ -89,7 +89,7 @@ impl Source for NvmlSource {
                         }
                     }
                     Some(Err(NvmlError::Timeout)) => {}
-                    // It would fail at once again and again.
+                    // Waiting would fail again at once.
                     Some(Err(_)) | None => sleep(rest, over),
                 }
             }
@@ -105,7 +105,7 @@ const fn number(xid: &XidError) -> Xid {
     }
 }
 
-/// The loader's message names the file, and NVML's the reason.
+/// Removes the binding's prefix: the rest names the file (loader) or the reason (NVML).
 fn blind(error: &NvmlError) -> Blind {
     Blind(error.to_string().trim_start_matches("a libloading error occurred: ").to_owned())
 }
@@ -117,7 +117,7 @@ struct Listed<'nvml> {
     links: Vec<(GpuId, Link)>,
 }
 
-/// The devices that can be named.
+/// The devices whose UUID can be read.
 fn list(nvml: &Nvml) -> Result<Vec<Listed<'_>>, Blind> {
     let count = nvml.device_count().map_err(|error| blind(&error))?;
     let one = |index| {
@@ -133,10 +133,10 @@ fn list(nvml: &Nvml) -> Result<Vec<Listed<'_>>, Blind> {
     Ok(devices)
 }
 
-/// As many NVLinks as any device has.
+/// Most NVLinks of any device.
 const MOST_NVLINKS: u32 = 18;
 
-/// The other ends of a device's NVLinks, by their addresses.
+/// PCI addresses of the other ends of a device's active NVLinks.
 fn nvlinks(device: &Device<'_>) -> Vec<String> {
     let end = |link| {
         let link = device.link_wrapper_for(link);
@@ -146,7 +146,7 @@ fn nvlinks(device: &Device<'_>) -> Vec<String> {
     (0..MOST_NVLINKS).filter_map(end).collect()
 }
 
-/// What connects each device to the others.
+/// For each device, its links to the others.
 fn links(nvml: &Nvml, devices: &[Listed<'_>]) -> Vec<Vec<(GpuId, Link)>> {
     if devices.len() < 2 {
         return vec![Vec::new(); devices.len()];
@@ -171,7 +171,7 @@ fn links(nvml: &Nvml, devices: &[Listed<'_>]) -> Vec<Vec<(GpuId, Link)>> {
     (0..devices.len()).map(of).collect()
 }
 
-/// Those that go directly, and as many through switches as both have.
+/// Direct NVLinks between two devices, plus the NVLinks to switches that both have.
 fn nvlinks_between(addresses: &[String], ends: &[Vec<String>], (a, b): (usize, usize)) -> u32 {
     let direct = ends[a].iter().filter(|end| **end == addresses[b]).count();
     let to_switches = |of: usize| ends[of].iter().filter(|end| !addresses.contains(end)).count();
@@ -189,14 +189,14 @@ fn pcie(from: &Device<'_>, to: Device<'_>) -> Option<Link> {
     })
 }
 
-/// Asks for the errors of all devices that report any. `None`: none does.
+/// Subscribes to the errors of all devices that report any. `None`: no device does.
 fn subscribe<'nvml>(nvml: &'nvml Nvml, devices: &[Listed<'nvml>]) -> Option<EventSet<'nvml>> {
     let wanted = EventTypes::CRITICAL_XID_ERROR;
     let supports = |device: &&Listed<'_>| {
         device.device.supported_event_types().is_ok_and(|types| types.contains(wanted))
     };
     let mut able: Vec<_> = devices.iter().filter(supports).collect();
-    // A refusal takes the whole set along. Then it is tried without that device.
+    // A refused registration consumes the whole set: retry without that device.
     while !able.is_empty() {
         let mut set = nvml.create_event_set().ok();
         let refused = able.iter().position(|device| {
@@ -257,7 +257,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Clients of MPS are in a list of their own, which not all devices have.
+    /// Includes clients of MPS, which NVML lists separately and not for all devices.
     fn processes(&self) -> Reading<Vec<GpuProcess>> {
         let mut found = reading(self.device.running_compute_processes())?;
         found.extend(self.device.mps_running_compute_processes().unwrap_or_default());
@@ -268,7 +268,7 @@ impl Listed<'_> {
     }
 }
 
-/// The number of the first bit of a set.
+/// Index of the lowest set bit.
 fn first(set: &[c_ulong]) -> Option<u32> {
     let at = |(word, bits): (u32, &c_ulong)| {
         (*bits != 0).then(|| word * c_ulong::BITS + bits.trailing_zeros())

@@ -1,75 +1,75 @@
-//! What a device shows at a moment.
+//! The figures that a [`Source`](crate::Source) reads from a device at one moment.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use limits::GpuId;
 
-/// A figure, or why there is none.
+/// A figure, or why it could not be read.
 pub type Reading<T> = Result<T, Unread>;
 
 /// Why a figure could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unread {
-    /// The device or its driver does not have it.
+    /// Not supported by the device or its driver.
     #[error("not supported")]
     NotSupported,
-    /// The daemon may not ask for it.
+    /// The daemon lacks the permission.
     #[error("not permitted")]
     NotPermitted,
-    /// The device does not answer any more.
+    /// The device no longer answers.
     #[error("the device is lost")]
     Lost,
-    /// The device answers nothing before it is reset.
+    /// The device answers nothing until it is reset.
     #[error("the device needs a reset")]
     NeedsReset,
-    /// Something else, in the driver's words.
+    /// Another error, in the driver's words.
     #[error("{0}")]
     Failed(String),
 }
 
-/// All devices at a moment.
+/// A reading of all devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllReadings {
-    /// When it was taken.
+    /// When the reading was taken.
     pub taken: Instant,
     /// The devices, in the driver's order.
     pub devices: Vec<DeviceReading>,
 }
 
-/// What a device shows. Figures are as NVML has them.
+/// A reading of a device. Figures are NVML's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceReading {
-    /// Its place in the driver's order, as `nvidia-smi` counts.
+    /// Index in the driver's order, as in `nvidia-smi`.
     pub index: u32,
     /// Its UUID.
     pub uuid: GpuId,
     /// The product's name.
     pub name: Reading<String>,
-    /// What it is, and where it is in the machine.
+    /// Properties of the device and its place in the machine.
     pub hardware: Hardware,
     /// Its memory.
     pub memory: Reading<Memory>,
-    /// How much it is used.
+    /// Recent utilization.
     pub utilization: Reading<Utilization>,
-    /// What it draws, in milliwatts.
+    /// Power draw, in milliwatts.
     pub power_mw: Reading<u32>,
-    /// What it may draw, in milliwatts.
+    /// Power limit in force, in milliwatts.
     pub power_limit_mw: Reading<u32>,
-    /// The temperature of the chip, in degrees Celsius.
+    /// Temperature of the chip, in degrees Celsius.
     pub temperature_c: Reading<u32>,
-    /// How fast it runs.
+    /// Current clocks.
     pub clocks: Clocks,
-    /// What keeps it from running faster.
+    /// Reasons for reduced clocks.
     pub throttling: Reading<BTreeSet<ThrottleReason>>,
-    /// Errors in its memory.
+    /// ECC errors.
     pub ecc: Ecc,
-    /// The processes with a compute context on it.
+    /// Processes with a compute context.
     pub processes: Reading<Vec<GpuProcess>>,
 }
 
 impl DeviceReading {
-    /// A device of which nothing can be read.
+    /// A reading in which no figure could be read.
     #[must_use]
     pub fn unread(index: u32, uuid: GpuId, why: &Unread) -> Self {
         fn none<T>(why: &Unread) -> Reading<T> {
@@ -98,7 +98,7 @@ impl DeviceReading {
         }
     }
 
-    /// Whether a figure could not be read because the whole device does not answer.
+    /// The reason if the whole device does not answer.
     pub(crate) fn does_not_answer(&self) -> Option<&Unread> {
         let whys = [
             self.name.as_ref().err(),
@@ -113,37 +113,37 @@ impl DeviceReading {
     }
 }
 
-/// What does not change while the machine runs.
+/// Properties that do not change while the machine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hardware {
-    /// Its address on the PCI bus, as NVML writes it: `00000000:01:00.0`.
+    /// PCI address as NVML writes it: `00000000:01:00.0`.
     pub pci: Reading<String>,
-    /// The first of the machine's memory nodes that are near to it.
+    /// The lowest NUMA node with affinity to the device.
     pub numa: Reading<u32>,
-    /// Its compute capability: major and minor.
+    /// Compute capability: major, minor.
     pub capability: Reading<(u32, u32)>,
-    /// Whether it is in MIG mode: cut into instances, which are devices of their own to CUDA.
+    /// Whether MIG mode is on: the device is split into instances, which CUDA treats as devices.
     pub mig: Reading<bool>,
-    /// What connects it to the other devices. Empty: there are none, or the driver does not tell.
+    /// Links to the other devices. Empty: no other device, or unknown to the driver.
     pub links: Vec<(GpuId, Link)>,
 }
 
-/// What connects two devices.
+/// The closest connection between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Several sockets.
+    /// Through several sockets.
     System,
-    /// One socket, and several host bridges.
+    /// Within a NUMA node, through several host bridges.
     Node,
-    /// One host bridge.
+    /// Through one host bridge.
     HostBridge,
-    /// Several PCIe switches.
+    /// Through several PCIe switches.
     Switches,
-    /// One PCIe switch.
+    /// Through one PCIe switch.
     Switch,
-    /// One board.
+    /// On one board.
     Board,
-    /// So many NVLinks, directly or through switches.
+    /// Number of NVLinks, direct or through switches.
     NvLinks(u32),
 }
 
@@ -152,24 +152,24 @@ pub enum Link {
 pub struct Memory {
     /// All of it.
     pub total: u64,
-    /// What driver and firmware keep for themselves.
+    /// Reserved by driver and firmware.
     pub reserved: u64,
-    /// What processes have, as `nvidia-smi` shows it: without `reserved`.
+    /// Used by processes, as in `nvidia-smi`: without `reserved`.
     pub used: u64,
     /// What is left.
     pub free: u64,
 }
 
-/// How much a device was used lately, in percent of the time.
+/// Recent utilization, in percent of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Utilization {
-    /// A kernel ran.
+    /// Time in which a kernel ran.
     pub sm: u32,
-    /// Its memory was read or written.
+    /// Time in which device memory was read or written.
     pub memory: u32,
 }
 
-/// How fast a device runs, in MHz.
+/// Clocks, in MHz.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clocks {
     /// The multiprocessors.
@@ -178,40 +178,40 @@ pub struct Clocks {
     pub memory_mhz: Reading<u32>,
 }
 
-/// Errors in a device's memory since the driver was loaded.
+/// ECC errors since the driver was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ecc {
-    /// Those that were corrected.
+    /// Corrected errors.
     pub corrected: Reading<u64>,
-    /// Those that could not be.
+    /// Uncorrectable errors.
     pub uncorrected: Reading<u64>,
 }
 
-/// What keeps a device from running faster.
+/// A reason for reduced clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThrottleReason {
-    /// It has nothing to do.
+    /// The device is idle.
     Idle,
-    /// Somebody has set its clocks.
+    /// The clocks were set by a user.
     Setting,
-    /// It may not draw more power.
+    /// The power limit is reached.
     PowerCap,
-    /// The hardware slows it down: heat, or its power supply.
+    /// Slowed down by the hardware because of heat or its power supply.
     HardwareSlowdown,
-    /// It keeps pace with others of its group.
+    /// Follows the clocks of its sync boost group.
     SyncBoost,
-    /// The driver slows it down: it is hot.
+    /// Slowed down by the driver because of heat.
     SoftwareThermal,
-    /// The hardware slows it down: it is hot.
+    /// Slowed down by the hardware because of heat.
     HardwareThermal,
-    /// Its power supply asks for it.
+    /// Slowed down by a signal of the power supply.
     PowerBrake,
-    /// The clocks of the display.
+    /// Limited by the display's clock setting.
     DisplayClock,
 }
 
 impl ThrottleReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Idle,
         Self::Setting,
@@ -241,11 +241,11 @@ impl ThrottleReason {
     }
 }
 
-/// A process on a device.
+/// A process with a compute context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GpuProcess {
-    /// Its id, as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: u32,
-    /// Device memory that it has, in bytes. `None`: the driver does not tell.
+    /// Device memory in use, in bytes. `None`: unknown to the driver.
     pub bytes: Option<u64>,
 }

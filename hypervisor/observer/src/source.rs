@@ -1,4 +1,4 @@
-//! Something that shows devices, and the thread that looks.
+//! The [`Source`] of readings, and the thread that runs it.
 
 use std::io;
 use std::sync::Arc;
@@ -11,48 +11,48 @@ use limits::GpuId;
 use crate::reading::AllReadings;
 use crate::xid::Xid;
 
-/// How often it is tried again to see anything.
+/// Delay before a source that failed is started again.
 const AGAIN: Duration = Duration::from_secs(10);
-/// How often a thread that sleeps looks whether it is still wanted.
+/// How often a sleeping thread checks whether it should end.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Something that was seen.
+/// A report of a source.
 #[derive(Clone, Debug)]
 pub enum Seen {
-    /// All devices.
+    /// A reading of all devices.
     Devices(AllReadings),
-    /// The driver reported an error of a device.
+    /// The driver reported an error of a device (XID).
     Xid(GpuId, Xid),
-    /// Nothing can be seen.
+    /// The devices cannot be observed.
     Blind(Blind),
 }
 
-/// Why nothing can be observed.
+/// Why the devices cannot be observed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Blind(pub String);
 
-/// Something that shows devices.
+/// A source of readings.
 pub trait Source: Send {
-    /// Shows the devices again and again, and errors as they come, until `over` is set.
+    /// Passes readings at intervals, and errors as they occur, to `take` until `over` is set. Blocks.
     ///
     /// # Errors
-    /// [`Blind`]: nothing can be seen, or no more. It may be tried again later.
+    /// [`Blind`]: the devices cannot be observed. The caller may retry later.
     fn watch(&mut self, over: &AtomicBool, take: &mut dyn FnMut(Seen)) -> Result<(), Blind>;
 }
 
-/// The thread that looks. It ends after this is dropped. Nobody waits for it: a call of the driver may never
-/// return.
+/// The thread that runs a source. Dropping this tells the thread to end and does not wait for it: a driver call may
+/// never return.
 #[derive(Debug)]
 pub struct Watch {
     over: Arc<AtomicBool>,
 }
 
 impl Watch {
-    /// Looks by a thread of its own, which hands on what it sees.
+    /// Starts the thread, which passes all reports to `take`.
     ///
     /// # Errors
-    /// The system has no thread.
+    /// The thread could not be started.
     pub fn start(
         mut source: Box<dyn Source>,
         mut take: impl FnMut(Seen) + Send + 'static,
@@ -76,7 +76,7 @@ impl Drop for Watch {
     }
 }
 
-/// Sleeps, or for less if it is over.
+/// Sleeps for `time`, or until `over` is set.
 pub(crate) fn sleep(time: Duration, over: &AtomicBool) {
     let mut left = time;
     while !left.is_zero() && !over.load(Ordering::Acquire) {

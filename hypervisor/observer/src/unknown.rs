@@ -1,21 +1,21 @@
-//! Processes on devices that no session knows.
+//! Processes on devices that belong to no session.
 
 use std::collections::BTreeMap;
 
 use limits::GpuId;
 
-/// A process on a device that no session knows: nothing limits it there.
+/// A process on a device that belongs to no session: no limit applies to it there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownProcess {
-    /// Its id.
+    /// Process id.
     pub pid: u32,
-    /// When it started, in clock ticks since boot, if that is known. It tells it from another one with its id.
+    /// Start time in clock ticks since boot, if known; distinguishes it from a later process with the same id.
     pub started: Option<u64>,
-    /// Its user, if that is known.
+    /// User id, if known.
     pub uid: Option<u32>,
-    /// The name of its program, if that is known.
+    /// Name of the program, if known.
     pub name: Option<String>,
-    /// Device memory that it has, in bytes. `None`: the driver does not tell.
+    /// Device memory in use, in bytes. `None`: unknown to the driver.
     pub bytes: Option<u64>,
 }
 
@@ -25,16 +25,16 @@ impl UnknownProcess {
     }
 }
 
-/// Those of one device.
+/// The processes without a session on one device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unknown {
     pub(crate) present: Vec<UnknownProcess>,
-    /// How many there were since the beginning.
+    /// Number of processes seen so far.
     pub(crate) seen: u64,
 }
 
 impl Unknown {
-    /// Takes those that are on the device now. Returns who came, and who went.
+    /// Replaces the processes on the device. Returns the new ones and those that left.
     pub(crate) fn replace(
         &mut self,
         now: Vec<UnknownProcess>,
@@ -50,5 +50,5 @@ impl Unknown {
     }
 }
 
-/// The processes that no session knows, by device.
+/// Processes without a session, by device.
 pub(crate) type ByDevice = BTreeMap<GpuId, Vec<UnknownProcess>>;

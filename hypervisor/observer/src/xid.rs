@@ -1,26 +1,26 @@
-//! Errors that the driver reports by a number (XID), and whose fault they are.
+//! Errors that the driver reports by a number (XID), and whether a program or the device is to blame.
 //!
-//! The numbers are those of NVIDIA's "XID Errors". Which of them say nothing about the device is as in NVIDIA's
-//! device plugin for Kubernetes (`ignoredXids`): a program can cause these by itself, and the next one runs. Every
-//! other number counts against the device, one that nobody knows yet, too.
+//! The numbers are from NVIDIA's "XID Errors". The harmless ones are those of NVIDIA's device plugin for Kubernetes
+//! (`ignoredXids`): a program can cause them, and the next program runs. Every other number, known or not, counts
+//! against the device.
 
 use core::fmt;
 
-/// An error's number.
+/// Number of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub u64);
 
-/// Whose fault an error is.
+/// Whether a program or the device is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XidClass {
-    /// A program's. The device is as good as before.
+    /// Caused by a program. The device is not affected.
     Application,
-    /// The device's, or the driver's. It is not to be used before somebody has looked at it.
+    /// Caused by the device or the driver. The device must not be used until an operator has checked it.
     Critical,
 }
 
 impl Xid {
-    /// Whose fault it is.
+    /// The error's class.
     #[must_use]
     pub const fn class(self) -> XidClass {
         match self.0 {
@@ -29,19 +29,19 @@ impl Xid {
         }
     }
 
-    /// What it means, in NVIDIA's words.
+    /// The error's meaning in NVIDIA's words; `None` for an unlisted number.
     #[must_use]
     pub const fn meaning(self) -> Option<&'static str> {
         Some(match self.0 {
-            // A kernel read or wrote where it must not, or met an illegal instruction.
+            // A kernel made an invalid access or met an illegal instruction.
             13 => "graphics engine exception",
             31 => "GPU memory page fault",
-            // The program was ended, and what it had on the device with it.
+            // The driver ended the program's work on the device.
             43 => "GPU stopped processing",
             45 => "preemptive cleanup, due to previous errors",
-            // The program gave the decoder what it cannot decode.
+            // The program gave the decoder invalid input.
             68 => "video processor exception",
-            // A kernel that cannot be interrupted ran for too long.
+            // A kernel that cannot be preempted ran for too long.
             109 => "context switch timeout error",
             48 => "double bit ECC error",
             61 => "internal micro-controller breakpoint or warning",
