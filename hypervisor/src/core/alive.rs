@@ -1,4 +1,5 @@
-//! Whether the daemon's core really answers.
+//! Liveness of the daemon: whether its timer runs and its state can be locked. `/healthz`, `/readyz` and the watchdog
+//! ask.
 
 use std::fmt;
 use std::sync::TryLockError;
@@ -9,13 +10,13 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::node::Node;
 
-/// The timer comes round every 5 s, if nothing else is to be done.
+/// Longest time between two runs of the timer, which runs at least every 5 s.
 pub(super) const ROUND_WITHIN: Duration = Duration::from_secs(15);
-/// How long the state may be in use by others.
+/// Longest time to wait for the state's lock.
 pub(super) const STATE_WITHIN: Duration = Duration::from_secs(1);
 pub(super) const STEP: Duration = Duration::from_millis(10);
 
-/// The core answers: what it has.
+/// What a live daemon reports: the sessions and processes that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alive {
     pub(crate) sessions: usize,
@@ -25,9 +26,9 @@ pub(crate) struct Alive {
 /// Why the daemon cannot serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stuck {
-    /// Somebody keeps the state.
+    /// The state stays locked.
     State,
-    /// The timer has stood still for so long.
+    /// The timer has not run for this long.
     Timer(Duration),
 }
 
@@ -43,7 +44,7 @@ impl fmt::Display for Stuck {
 }
 
 impl Core {
-    /// Looks at the state, by a thread that may wait for it.
+    /// Locks the state, waiting if necessary: call from a thread that may block.
     pub(crate) fn alive(&self) -> Result<Alive, Stuck> {
         let start = Instant::now();
         let look =
@@ -58,14 +59,14 @@ impl Core {
         self.came_round().map(|()| alive)
     }
 
-    /// Whether the timer comes round.
+    /// Whether the timer has run recently.
     pub(super) fn came_round(&self) -> Result<(), Stuck> {
         let since = self.milliseconds().saturating_sub(self.came_round.load(Ordering::Relaxed));
         let since = Duration::from_millis(since);
         if since > ROUND_WITHIN { Err(Stuck::Timer(since)) } else { Ok(()) }
     }
 
-    /// `None`: somebody else has the state now.
+    /// Reads the state if its lock is free; `None`: the lock is held.
     pub(super) fn look_at<T>(&self, look: impl FnOnce(&Node) -> T) -> Option<T> {
         match self.state.try_lock() {
             Ok(state) => Some(look(&state.node)),

@@ -1,4 +1,4 @@
-//! What the API asks of the daemon's state.
+//! What the API and metrics read from the daemon's state and change in it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,19 +24,19 @@ pub(crate) struct SessionToChange {
     pub(crate) uid: u32,
     pub(crate) name: String,
     pub(crate) is_frozen: bool,
-    /// Whether its processes are where the daemon is, and not in a container of their own. A session of the same name
-    /// and user in a container is another one.
+    /// Whether its processes run in the daemon's own container or host, so that the daemon sees their files. A session
+    /// of the same name and user in another container is a different session.
     pub(crate) is_beside: bool,
     pub(crate) processes: Vec<ProcessIdentity>,
 }
 
 impl Core {
-    /// Whose sessions a caller may see and change: everybody's, or one owner's.
+    /// The owner whose sessions the caller may see and change; `None`: all sessions.
     pub(super) fn only<'caller>(&self, caller: &'caller Caller) -> Option<&'caller Owner> {
         (!caller.owner.sees_all(&self.own)).then_some(&caller.owner)
     }
 
-    /// An answer about the state, and the right to send it.
+    /// Computes an answer about the state, and returns it with the permit to send it.
     pub(super) async fn answer<T>(
         &self,
         caller: &Caller,
@@ -53,7 +53,7 @@ impl Core {
         Ok((made?, permit))
     }
 
-    /// The right to one answer, when it is the caller's turn.
+    /// A permit for one answer; waits for the caller's turn.
     pub(crate) async fn permit(&self, caller: &Caller) -> Result<StatusPermit, CallRefused> {
         let permit = self.statuses.take(&caller.owner, Instant::now());
         let permit = permit.inspect_err(|refused| self.refusals.count(refused))?;
@@ -69,7 +69,7 @@ impl Core {
         self.answer(caller, |node, only, now| Ok(node.sessions(only, None, &pages, now))).await
     }
 
-    /// One session. Another user's counts as unknown.
+    /// One session. Sessions that the caller may not see count as unknown.
     pub(crate) async fn session(
         &self,
         caller: &Caller,
@@ -97,8 +97,7 @@ impl Core {
         self.answer(caller, |node, only, now| Ok(node.leases(only, now))).await
     }
 
-    /// From now on a session is granted nothing, or is again, also after a restart: that is written when this returns,
-    /// unless the disk takes nothing.
+    /// Freezes or thaws a session. Returns once that is saved for a restart, unless the disk fails.
     pub(crate) async fn freeze_or_thaw(
         &self,
         caller: &Caller,
@@ -106,7 +105,7 @@ impl Core {
         frozen: bool,
     ) -> Result<SessionAction, CallRefused> {
         let done = self.set_frozen(caller, id, frozen)?;
-        // Also if nothing has changed: another call's change may not be written yet.
+        // Even if nothing has changed: another call's change may not be saved yet.
         if let Some(writing) = &self.writing {
             writing.catch_up().await;
         }
@@ -128,7 +127,7 @@ impl Core {
         Ok(SessionAction { id, state: frozen, changed, leases: leases as u64 })
     }
 
-    /// The owner and the name of a session that a caller may change, and whether it is frozen.
+    /// A session whose limits the caller may change; its owner, name, and whether it is frozen.
     pub(crate) fn session_to_change(
         &self,
         caller: &Caller,
@@ -145,17 +144,17 @@ impl Core {
         })
     }
 
-    /// Whether an owner's processes are where the daemon is, and not in a container of their own.
+    /// Whether an owner's processes run where the daemon runs, not in a container of their own.
     fn is_beside(&self, owner: &Owner) -> bool {
         (owner.pod, owner.container) == (self.own.pod, self.own.container)
     }
 
-    /// The right to read what happens.
+    /// A reader's place in the event stream.
     pub(crate) fn events_place(&self, caller: &Caller) -> Result<Place, CallRefused> {
         self.events.place(caller.owner.uid)
     }
 
-    /// What happens, as far as a caller may see it.
+    /// Reads the events that a caller may see.
     pub(crate) fn read_events(
         &self,
         caller: &Caller,
@@ -165,7 +164,7 @@ impl Core {
         Events::read(place, self.only(caller).copied(), after)
     }
 
-    /// The owner that the daemon itself is.
+    /// The owner under which the daemon's own process would count.
     pub(crate) const fn own(&self) -> &Owner {
         &self.own
     }
@@ -175,12 +174,12 @@ impl Core {
         self.state().node.registered()
     }
 
-    /// What the sessions' pages say of their memory.
+    /// Memory figures from the sessions' pages.
     pub(crate) fn page_memory(&self) -> Arc<PageMemory> {
         Arc::clone(&self.memory)
     }
 
-    /// A call was refused.
+    /// Counts, and publishes as an event, a refused call.
     pub(crate) fn tell_refused(&self, caller: &Caller, refused: &CallRefused) {
         self.refusals.count(refused);
         self.events.refuse(caller, refused.to_string());
@@ -194,7 +193,7 @@ impl Core {
         }
     }
 
-    /// Whether the daemon can serve, and why it cannot.
+    /// Whether the daemon can serve, and the reasons if it cannot.
     pub(crate) async fn readiness(&self) -> Readiness {
         let mut reasons = Vec::new();
         let mut not_ready = |code, message| reasons.push(Reason { code, message });
@@ -215,7 +214,7 @@ impl Core {
         Readiness { ready, reasons, state_file: file }
     }
 
-    /// Whether any process has named a device. `None`: the state cannot be looked at.
+    /// Whether any process has named a device. `None`: the state's lock is held.
     async fn knows_a_device(&self) -> Option<bool> {
         let start = Instant::now();
         loop {

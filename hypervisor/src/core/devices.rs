@@ -1,4 +1,5 @@
-//! What is seen of the node's devices, and what follows from it.
+//! Connects the observer to the schedulers: withholds leases on faulty devices, and publishes and logs what the
+//! observer reports.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -16,25 +17,25 @@ use crate::refused::CallRefused;
 use crate::status_quota::StatusPermit;
 
 impl Core {
-    /// What is known of the devices.
+    /// The observer's view of the devices.
     pub(crate) fn view(&self) -> View {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner).view()
     }
 
-    /// Whether the observer sees any device. In a container it may where the kernel module shows none.
+    /// Whether the observer sees any device. In a container it may, even if the kernel module shows none.
     pub(super) fn sees_a_device(&self) -> bool {
         let view = self.view();
         view.blind.is_none() && !view.devices.is_empty()
     }
 
-    /// The processes that are served, by their ids.
+    /// The ids of the processes that are served.
     pub(crate) fn served(&self) -> Vec<u32> {
         self.state().node.pids().map(i32::unsigned_abs).collect()
     }
 
-    /// Takes what was seen: leases are granted, or are not, as it says.
+    /// Applies a change of the observer's model: publishes it, and withholds or allows leases accordingly.
     pub(crate) fn observe(&self, take: impl FnOnce(&mut Model) -> Vec<Change>) -> View {
-        // Until its consequences are drawn, nobody draws those of something else.
+        // Locked until leases are withheld, so that changes take effect in order.
         let mut model = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = take(&mut model);
         let view = model.view();
@@ -67,7 +68,8 @@ impl Core {
         }
     }
 
-    /// `has_seen`: whether any device was ever seen. Where none was, that is told by the log and the state.
+    /// Logs and publishes a change. `has_seen`: whether any device was ever seen; if not, a source that cannot observe
+    /// is only logged.
     fn tell(&self, change: Change, has_seen: bool) {
         let (kind, uuid, message) = match change {
             Change::Blind(why) => {
@@ -111,7 +113,7 @@ impl Core {
         self.events.publish(Happened { uuid, message, ..Happened::for_owner(kind, None) });
     }
 
-    /// Something happened to a process that no session knows. Its user and the operator are told.
+    /// Publishes an event about a process without a session, for its user and the operator.
     pub(crate) fn tell_of_process(
         &self,
         kind: EventKind,
@@ -143,7 +145,7 @@ impl Core {
         .await
     }
 
-    /// The operator says that a device is healthy.
+    /// Declares a device healthy for the operator.
     pub(crate) fn declare_healthy(
         &self,
         caller: &Caller,
@@ -164,7 +166,7 @@ impl Core {
     }
 }
 
-/// In words.
+/// Describes a process for the log.
 fn described(process: &UnknownProcess) -> String {
     let UnknownProcess { pid, uid, name, bytes, .. } = process;
     let mut text = format!("process {pid}");

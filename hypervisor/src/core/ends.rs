@@ -1,5 +1,5 @@
-//! The thread that sleeps until a process says by its gate page that a lease's work is done. Then the
-//! next one's gate is opened, before any message has been sent.
+//! The thread that waits until a process signals in its gate page that a lease's work is done, and then opens the next
+//! process's gate. This hands a device over without waiting for a message.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use session::gate_page::{AwaitedEnd, Bell};
 use super::Core;
 use crate::gate_pages::HeldLease;
 
-/// Ends the thread when it is dropped.
+/// Stops the thread on drop.
 #[derive(Debug)]
 pub(crate) struct EndWatch {
     over: Arc<AtomicBool>,
@@ -38,7 +38,8 @@ impl Drop for EndWatch {
 }
 
 impl Core {
-    /// Where the system cannot wait for several words, leases end when their reports come.
+    /// Waits for ends until `over` is set. If the kernel cannot wait on several futexes (futex_waitv), leases end when
+    /// their reports arrive.
     fn watch_ends(&self, bell: &Bell, over: &AtomicBool) {
         let mut called = None;
         let mut gone = false;
@@ -49,7 +50,8 @@ impl Core {
                     gone = false;
                     called.and_then(|index| held.get(index)).copied()
                 }
-                // A page is gone. It was left out of those that are awaited, unless this is said once more.
+                // A page was unmapped. Its ends are dropped by `end_leases`; if the error repeats, all ends are
+                // dropped.
                 Err(Errno::FAULT) => {
                     if core::mem::replace(&mut gone, true) {
                         self.state().gates.forget_awaited();
@@ -64,7 +66,8 @@ impl Core {
         }
     }
 
-    /// Ends the leases whose work is done. Returns those whose ends are still awaited.
+    /// Ends the leases whose work is done. Returns the leases whose ends are still awaited, their ends, and the bell's
+    /// count.
     fn end_leases(&self, called: Option<HeldLease>) -> (Vec<HeldLease>, Vec<AwaitedEnd>, u32) {
         let mut state = self.state();
         for ended in state.gates.take_ended(called) {

@@ -1,4 +1,4 @@
-//! What the daemon tells its operator's monitoring.
+//! Figures for `/metrics`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use crate::refused::CallRefused;
 use crate::status_quota::StatusPermit;
 
 impl Core {
-    /// The figures of the devices, and of the sessions that a caller may see.
+    /// The figures of all devices, and of the sessions that the caller may see.
     pub(crate) async fn metrics(
         &self,
         caller: &Caller,

@@ -1,4 +1,4 @@
-//! The daemon's only state, and the calls that wait on it.
+//! The daemon's state behind one lock, and the limiter's calls, which wait on it: registration, leases, reports.
 
 mod alive;
 mod answers;
@@ -44,22 +44,22 @@ use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 use session::ledger::TAKEN_OFF_NS;
 use state::{DaemonState, Waiter};
 
-/// The longest that a call may wait for a lease.
+/// Longest time that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
-/// How often unused sessions are looked for.
+/// How often unused sessions are forgotten.
 const FORGET_EVERY_NS: u64 = 5_000_000_000;
-/// The clock is read at least this often while a process holds or waits. A stall is noticed because
-/// the clock was not read.
+/// Longest time between two readings of the clock while a process holds or waits for a lease. A stall is a reading that
+/// comes late.
 const TICK_NS: u64 = 50_000_000;
-/// How long to delay a call that may have been sent before a stall's end. It is dropped if its
-/// caller has gone by then.
+/// Delay of a call that may have been sent before the end of a stall: if its caller has gone by then, the call is
+/// dropped.
 const SETTLE: Duration = Duration::from_millis(2);
 
-/// Shared by all handlers.
+/// Shared by all handlers and threads of the daemon.
 #[derive(Debug)]
 pub(super) struct Core {
     state: Mutex<DaemonState>,
-    /// The owner that the daemon itself is.
+    /// The owner under which the daemon's own process would count.
     own: Owner,
     devices: Arc<dyn Devices>,
     statuses: Arc<StatusQuota>,
@@ -69,10 +69,10 @@ pub(super) struct Core {
     events: Arc<Events>,
     refusals: Refusals,
     memory: Arc<PageMemory>,
-    /// What is seen of the node's devices.
+    /// The observer's model of the node's devices.
     observed: Mutex<Model>,
     unknown_policy: UnknownProcesses,
-    /// When the timer last came round, in milliseconds after the start.
+    /// When the timer last ran, in milliseconds since the start.
     came_round: AtomicU64,
     /// Signalled when the next deadline has become earlier.
     sooner: Notify,
@@ -87,8 +87,7 @@ impl Core {
         unknown_policy: UnknownProcesses,
     ) -> Arc<Self> {
         let Sources { identity: _, quotas, devices } = sources;
-        // Hard to guess, and different from the numbers that a daemon before this one gave. Below
-        // 2^53.
+        // First id: hard to guess, below 2^53, and unlike the ids of an earlier daemon.
         let first = (RandomState::new().hash_one(0) >> 32) << 20;
         let mut node = Node::new(tuning, first, quotas);
         if let Some(beginning) = beginning {
@@ -127,7 +126,7 @@ impl Core {
         })
     }
 
-    /// Registers a process.
+    /// Registers a process and starts to watch for its end.
     pub(super) async fn register(
         self: &Arc<Self>,
         caller: &Caller,
@@ -135,7 +134,7 @@ impl Core {
     ) -> Result<Registered, CallRefused> {
         let (pid, uid) = (caller.pid, caller.owner.uid);
         let unlisted = self.unlisted(register)?;
-        // A process that is watched already has a permit, and gives it up for this one.
+        // A process that is already watched exchanges its permit for the new one.
         let permit = if self.state().node.serves(caller) {
             self.connections.exchange(uid)
         } else {
@@ -161,7 +160,7 @@ impl Core {
             let watching = tokio::spawn(async move {
                 let _permit = permit;
                 watch.ended().await;
-                // Until then the device may go on with its work, and it holds and pays.
+                // Until then the device may still work for the former worker, which holds and pays.
                 tokio::time::sleep(Duration::from_nanos(TAKEN_OFF_NS)).await;
                 core.ended(worker);
             });
@@ -169,7 +168,7 @@ impl Core {
             let session = &register.session;
             tracing::info!(worker = worker.0, pid, uid, session, "registered");
         }
-        // Workers that waited for what it held may have it now.
+        // Workers that waited for the former worker's leases may get them now.
         if admitted.former.is_some() {
             self.decide_all(&mut state, now);
         } else {
@@ -181,7 +180,7 @@ impl Core {
         Ok(Registered { worker: worker.0 })
     }
 
-    /// Those of the devices that cannot be looked up.
+    /// The registration's devices that cannot be looked up.
     fn unlisted(&self, register: &Register) -> Result<BTreeSet<GpuId>, CallRefused> {
         let mut unlisted = BTreeSet::new();
         for uuid in register.devices.iter().map(|device| device.uuid) {
@@ -196,8 +195,8 @@ impl Core {
         Ok(unlisted)
     }
 
-    /// Takes a report, if there is one, and waits for a lease, if the call asks for one. If the
-    /// report is not the last of its lease, the call asks for that lease to go on.
+    /// Takes a report, if present, and waits for a lease if the call asks for one. A report that is not the last of its
+    /// lease asks to extend that lease.
     pub(super) async fn admission(
         self: &Arc<Self>,
         caller: &Caller,
@@ -221,7 +220,7 @@ impl Core {
         let waiting = {
             let mut state = self.state();
             let now = self.now(&mut state);
-            // Before the quota changes: what was used until now was used under the old one.
+            // Before the quota changes: the report covers use under the old quota.
             let going_on = match admission.report {
                 Some(report) => {
                     let lease = LeaseId(report.lease);
@@ -233,7 +232,7 @@ impl Core {
                                 state.gates.forget_lease(worker, uuid);
                             }
                         }
-                        // Another process's message took the limit away, and the lease with it.
+                        // Another process's message removed the limit, and with it the lease.
                         Err(CallRefused::NoLimit(_)) => {}
                         Err(other) => return Err(other),
                     }
@@ -253,7 +252,7 @@ impl Core {
                 state.node.set_together(worker, uuid, admission.together);
             }
             let device = match state.node.device(worker, caller, uuid) {
-                // Only an ask needs a limit.
+                // Only a request for a lease needs a limit.
                 Err(CallRefused::NoLimit(_)) if admission.ask.is_none() => {
                     return Ok(Decision::of(None));
                 }
@@ -297,14 +296,14 @@ impl Core {
         Ok(Decision { lease, withheld })
     }
 
-    /// What has to survive the daemon. See [`Node::snapshot`].
+    /// The state that survives a restart; see [`Node::snapshot`].
     pub(super) fn snapshot(&self, ahead_ns: u64) -> Snapshot {
         let mut state = self.state();
         let now = self.now(&mut state);
         state.node.snapshot(now, ahead_ns)
     }
 
-    /// Acts at the schedulers' deadlines. Never returns.
+    /// Runs the schedulers' deadlines. Never returns.
     pub(super) async fn keep_time(&self) {
         let mut forget_at = FORGET_EVERY_NS;
         loop {
@@ -341,8 +340,8 @@ impl Core {
         self.decide_all(&mut state, now);
     }
 
-    /// From now on, grants for this worker go to the returned value. An older call of the same
-    /// worker is answered without a lease.
+    /// Registers a call that waits for a grant to this worker. An older call of the same worker is answered without a
+    /// lease.
     fn wait(
         self: &Arc<Self>,
         state: &mut DaemonState,
@@ -373,7 +372,7 @@ impl Core {
         self.set_alarm(state, now);
     }
 
-    /// Sets the timer for the next moment at which a scheduler has something to do, and tells what has happened.
+    /// Sets the timer to the schedulers' next deadline, and publishes pending events.
     fn set_alarm(&self, state: &mut DaemonState, now: u64) {
         state.node.take_happened().into_iter().for_each(|happened| self.events.publish(happened));
         let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
@@ -388,9 +387,8 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The schedulers' time. If the daemon has just stood still, all leases have ended, because
-    /// they were shorter than the stall. All waiting calls are answered: most callers have stopped
-    /// waiting and go on without the daemon.
+    /// Reads the schedulers' clock. After a stall all leases have ended, because they are shorter than a stall, and all
+    /// waiting calls are answered: most callers have timed out and continue without the daemon.
     fn now(&self, state: &mut DaemonState) -> u64 {
         let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let (now, stall) = state.clock.read(system, state.alarm);
@@ -402,8 +400,7 @@ impl Core {
         now
     }
 
-    /// Checks whether the daemon has stood still. `true`: calls may still arrive that were sent
-    /// before it went on.
+    /// Checks for a stall. `true`: calls may still arrive that were sent before its end.
     fn notice_stall(&self) -> bool {
         let mut state = self.state();
         let now = self.now(&mut state);
@@ -416,7 +413,7 @@ fn wire(grant: Grant) -> Lease {
     Lease { id: lease.0, length_us: (length_ns / 1_000).min(LONGEST_LEASE_US), shared, exclusive }
 }
 
-/// A report for the scheduler, which cuts off impossible values.
+/// Converts a report for the scheduler, which clips impossible values.
 fn told(report: &LeaseReport) -> Told {
     Told {
         held_ns: report.held_us.saturating_mul(1_000),

@@ -1,4 +1,4 @@
-//! A call that waits for a lease.
+//! A call (long poll) that waits for a lease.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::{Core, DaemonState};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Granted {
     pub(super) grant: Grant,
-    /// Its gate has been opened: it is used already.
+    /// The gate was opened through the gate page, so the lease is already in use.
     pub(super) opened: bool,
 }
 
-/// A call that waits for a grant. If it is dropped, because its caller has gone, it stops asking,
-/// and a grant on its way is given back.
+/// A call that waits for a grant. On drop, when its caller has disconnected, it withdraws the request and returns a
+/// grant that was on its way.
 pub(super) struct PendingPoll {
     pub(super) core: Arc<Core>,
     pub(super) key: (WorkerId, GpuId),
@@ -27,7 +27,7 @@ pub(super) struct PendingPoll {
 }
 
 impl PendingPoll {
-    /// The call stops waiting. Grants are sent under the lock, so from here on the answer is final.
+    /// Stops waiting. Grants are sent under the state's lock, so the returned answer is final.
     pub(super) fn give_up(&mut self) -> Option<Granted> {
         self.settled = true;
         let core = Arc::clone(&self.core);
@@ -37,7 +37,7 @@ impl PendingPoll {
     }
 
     fn stop_asking(&self, state: &mut DaemonState) {
-        // A later call of the same worker may wait in its place.
+        // A later call of the same worker may have replaced this one.
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
             let now = self.core.now(state);
             state.waiting.remove(&self.key);

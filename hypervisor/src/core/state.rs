@@ -1,4 +1,4 @@
-//! What the lock of the core protects.
+//! The data behind the core's lock, and handing out leases.
 
 use std::collections::HashMap;
 
@@ -23,24 +23,24 @@ pub(super) struct DaemonState {
     pub(super) watches: HashMap<WorkerId, AbortHandle>,
     pub(super) gates: GatePages,
     pub(super) tickets: u64,
-    /// When the timer will run next, on the schedulers' clock.
+    /// When the timer runs next, in schedulers' time.
     pub(super) alarm: u64,
 }
 
 impl DaemonState {
-    /// Ends leases early and hands out those that can be granted on a device. A grant that no call takes is given
-    /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
+    /// Ends leases early, and grants leases on a device. A grant that no call takes is returned, and the scheduler
+    /// decides again. Terminates, because each round removes a waiting worker.
     pub(super) fn hand_out(&mut self, uuid: GpuId, now: u64) {
         self.say_who_keeps(uuid, now);
         loop {
             let mut refused = false;
             let mut grants = self.node.decide_together(now);
             grants.extend(self.node.decide(uuid, now).into_iter().map(|grant| (uuid, grant)));
-            // First, so that what is granted begins with a device that is about to be free.
+            // Before the grants, so that a granted lease starts on a device that is about to be free.
             let stopped = self.node.stopped(uuid, now);
             for &(worker, lease) in &stopped {
                 if !self.gates.stop(worker, uuid, lease) {
-                    // From now on others wait until its leases end.
+                    // From now on other workers wait until this worker's leases end.
                     self.node.set_handover(worker, uuid, Handover::OnThread);
                 }
             }
@@ -48,7 +48,7 @@ impl DaemonState {
                 let Grant { worker, lease, .. } = grant;
                 let waiter = self.waiting.remove(&(worker, device));
                 if stopped.contains(&(worker, lease)) {
-                    // Over before it was told.
+                    // Ended before the worker was told.
                     self.take_back(device, Granted { grant, opened: false }, now);
                     refused = true;
                     continue;
@@ -72,8 +72,8 @@ impl DaemonState {
         self.say_who_keeps(uuid, now);
     }
 
-    /// Tells processes whether they may keep their leases on a device. What one keeps and does not use is over once
-    /// somebody waits for it.
+    /// Tells processes which unused leases on a device they may keep. A lease that is unused and may not be kept ends
+    /// at once.
     fn say_who_keeps(&mut self, uuid: GpuId, now: u64) {
         for (worker, lease, may) in self.node.kept(uuid, now) {
             if may || !self.gates.take_away(worker, uuid, lease) {
@@ -84,8 +84,8 @@ impl DaemonState {
         }
     }
 
-    /// Takes back a lease of which the worker was not told. If its gate was opened, the worker may have
-    /// used it all the same, and pays.
+    /// Takes back a lease of which the worker was not told. If its gate was opened, the worker may have used the lease,
+    /// and is charged.
     pub(super) fn take_back(&mut self, uuid: GpuId, granted: Granted, now: u64) {
         let Granted { grant: Grant { worker, lease, .. }, opened } = granted;
         self.gates.forget_lease(worker, uuid);
@@ -97,7 +97,8 @@ impl DaemonState {
         }
     }
 
-    /// From now on a worker's gates on the devices of a registration are as that says.
+    /// Stores the gate page of a registration, and tells the schedulers on which devices the worker's gates are in its
+    /// streams.
     pub(super) fn take_gates(
         &mut self,
         worker: WorkerId,
@@ -107,7 +108,7 @@ impl DaemonState {
     ) {
         let is_kept = page.is_some_and(|page| self.gates.keep(worker, caller, page));
         for device in &register.devices {
-            // It has ended with the registration.
+            // The lease ended with the registration.
             self.gates.forget_lease(worker, device.uuid);
             let in_stream = is_kept && self.gates.has_gate(worker, device.uuid);
             let handover = if in_stream { Handover::InStream } else { Handover::OnThread };
@@ -115,7 +116,7 @@ impl DaemonState {
         }
     }
 
-    /// Removes a worker that has ended.
+    /// Removes a worker that has exited.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         if let Some(watch) = self.watches.remove(&worker) {
             watch.abort();
@@ -129,6 +130,6 @@ impl DaemonState {
 pub(super) struct Waiter {
     pub(super) ticket: u64,
     pub(super) answer: oneshot::Sender<Granted>,
-    /// The closed gate's word, as the call named it.
+    /// The closed gate's word in the gate page, as the call named it.
     pub(super) gate: Option<u32>,
 }

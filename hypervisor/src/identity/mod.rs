@@ -1,4 +1,4 @@
-//! Who a caller is.
+//! Identity of callers: the trait, and the default by uid and cgroup.
 
 mod workload;
 #[cfg(test)]
@@ -15,59 +15,58 @@ use session::process::ProcessIdentity;
 
 pub use self::workload::{Container, ContainerId, NotAnId, PodUid, Runtime, Workload};
 
-/// Identifies the process at the other end of a connection, and its owner. Asked once for each
-/// connection, by a thread that serves others, too, so it has to answer at once.
+/// Identifies the process at the other end of a connection, and its owner. Called once per connection, in a thread that
+/// also serves others: it must not block.
 pub trait Identity: fmt::Debug + Send + Sync {
-    /// Identifies the process that the kernel names. If it ends meanwhile, the answer is not used.
+    /// Identifies the process that the kernel names. If the process ends meanwhile, the result is discarded.
     ///
     /// # Errors
     /// [`Unidentified`]: the connection's calls are refused.
     fn caller(&self, peer: Peer) -> Result<Caller, Unidentified>;
 }
 
-/// A process that calls.
+/// A calling process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Its process id in the daemon's pid namespace.
+    /// Process id in the daemon's pid namespace.
     pub pid: i32,
-    /// When it started, in clock ticks since boot, if that is known. Another process that gets the
-    /// same id is not taken for it.
+    /// Start time in clock ticks since boot, if known; distinguishes the process from a later one with the same id.
     pub started: Option<u64>,
-    /// The owner on whose behalf it calls.
+    /// The owner on whose behalf the process calls.
     pub owner: Owner,
-    /// The unit of systemd that it runs in.
+    /// The systemd unit that the process runs in.
     pub unit: Option<String>,
 }
 
 impl Caller {
-    /// A process of which no more is known.
+    /// A process without start time and unit.
     #[must_use]
     pub const fn new(pid: i32, owner: Owner) -> Self {
         Self { pid, started: None, owner, unit: None }
     }
 
-    /// Whether the process that has the id now is the one that called.
+    /// Whether the process is still running, and its id not reused.
     pub(crate) fn is_present(&self) -> bool {
         let Some(start_time) = self.started else { return true };
         ProcessIdentity { pid: self.pid.unsigned_abs(), start_time }.is_running()
     }
 }
 
-/// The owner of sessions. A process of another owner can neither join such a session by its name
-/// nor see it. So sessions of one name and one user in two containers are two sessions.
+/// Owner of sessions. A process of another owner can neither join such a session by name nor see it: sessions with the
+/// same name and user in two containers are two sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Owner {
-    /// The user, as the kernel states it. Connections, processes and sessions are counted by user.
+    /// The user id that the kernel reports. Quotas of connections, processes and sessions are per user.
     pub uid: u32,
-    /// The pod.
+    /// The pod, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
-    /// The container.
+    /// The container, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<Container>,
 }
 
-/// Among whom a device is divided first, if more is guaranteed than there is.
+/// The level at which an overcommitted device is divided first: user, pod or container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
     User(u32),
@@ -76,27 +75,27 @@ pub(crate) enum Party {
 }
 
 impl Owner {
-    /// The owner that stands for a user of the node.
+    /// The owner for a user's processes outside containers.
     #[must_use]
     pub const fn user(uid: u32) -> Self {
         Self { uid, pod: None, container: None }
     }
 
-    /// The user's processes in a workload.
+    /// The owner for a user's processes in a workload.
     #[must_use]
     pub const fn within(uid: u32, workload: &Workload) -> Self {
         Self { uid, pod: workload.pod, container: workload.container }
     }
 
-    /// Whether it sees all sessions: root and the daemon's own user do, on the node itself and in the
-    /// daemon's own container.
+    /// Whether this owner sees all sessions: root and the daemon's own user do, on the node itself and in the daemon's
+    /// own container.
     pub(crate) fn sees_all(&self, daemon: &Self) -> bool {
         let on_node = (self.pod, self.container) == (None, None);
         let beside = (self.pod, self.container) == (daemon.pod, daemon.container);
         (on_node || beside) && (self.uid == 0 || self.uid == daemon.uid)
     }
 
-    /// A user may make as many containers of its own as it likes, and is one party with all of them.
+    /// The party. A user's own (rootless) containers all belong to that user's party, however many there are.
     pub(crate) fn party(&self) -> Party {
         match (self.container, self.pod) {
             (Some(Container { user: Some(user), .. }), _) => Party::User(user),
@@ -107,11 +106,11 @@ impl Owner {
     }
 }
 
-/// The caller cannot be identified.
+/// The caller could not be identified.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("process {pid} cannot be identified: {reason}")]
 pub struct Unidentified {
-    /// The caller's process.
+    /// Process id of the caller.
     pub pid: i32,
     /// Why.
     pub reason: String,
@@ -123,11 +122,11 @@ impl From<Unidentified> for ApiError {
     }
 }
 
-/// A process belongs to its user, as the kernel states it, in the container and pod of its cgroup.
+/// Identifies a process by its user, from the kernel, and its container and pod, from its cgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelIdentity {
-    /// Whether `/proc` shows the processes of the daemon's own pid namespace. Otherwise an id there is
-    /// another process's, and a caller is known by its user alone.
+    /// Whether `/proc` shows the daemon's own pid namespace. If not, ids in `/proc` denote other processes, and a
+    /// caller is known only by its user.
     proc_is_ours: bool,
 }
 
@@ -138,7 +137,7 @@ impl Default for KernelIdentity {
 }
 
 impl KernelIdentity {
-    /// The owner that this process itself is.
+    /// The owner of the daemon's own process.
     pub(crate) fn own(self) -> Owner {
         let uid = rustix::process::geteuid().as_raw();
         let workload = read_cgroup("self").ok().filter(|_| self.proc_is_ours);
@@ -162,7 +161,7 @@ impl Identity for KernelIdentity {
     }
 }
 
-/// As much of `/proc/PID/cgroup` as is read. A path may have 4 KiB, and there are about 14 hierarchies.
+/// Longest part of `/proc/PID/cgroup` that is read. A path has up to 4 KiB, and there are about 14 hierarchies.
 const CGROUP_LIMIT: u64 = 64 * 1024;
 
 /// A kernel without cgroups has no such file for any process.
@@ -211,7 +210,7 @@ mod tests {
         assert!(!Owner::user(8).sees_all(&daemon));
         let inside = Owner { container: container("a", None), ..root };
         assert!(!inside.sees_all(&daemon));
-        // A daemon that runs in a container itself.
+        // A daemon in a container.
         let beside = Owner { uid: 7, ..inside };
         assert!(inside.sees_all(&beside) && root.sees_all(&beside));
         let next = Owner { container: container("b", None), ..root };

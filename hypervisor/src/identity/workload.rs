@@ -1,35 +1,32 @@
-//! Which container, pod and unit a process belongs to, as its cgroup tells: `/proc/PID/cgroup`
-//! (cgroups(7)).
+//! The container, pod and systemd unit of a process, from its cgroup: `/proc/PID/cgroup` (cgroups(7)).
 //!
-//! Whoever made a cgroup has chosen its name, and a container may make cgroups inside its own. So the
-//! outermost container of a path counts, and what a user's service manager made is marked as that
-//! user's.
+//! The creator of a cgroup chooses its name, and a container may create cgroups inside its own. So the outermost
+//! container of a path counts, and containers of a user's own service manager are marked with that user.
 
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the cgroup of a process tells of it.
+/// What a process's cgroup shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
-    /// The container; `None`: it runs on the host, or in a container of a kind that is not known.
+    /// The container; `None`: the process runs on the host, or in an unknown kind of container.
     pub container: Option<Container>,
-    /// The pod.
+    /// The pod, if any.
     pub pod: Option<PodUid>,
-    /// The innermost unit of systemd that the container is in, or the process: a service or a scope,
-    /// else a slice.
+    /// The innermost systemd unit around the container or process: a service or scope, else a slice.
     pub unit: Option<String>,
 }
 
 /// A container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Container {
-    /// Who made it.
+    /// The container's runtime.
     pub runtime: Runtime,
     /// Its id.
     pub id: ContainerId,
-    /// The user whose service manager made it, if it is one of a user's own ("rootless").
+    /// The user whose service manager created the container, for a rootless one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
 }
@@ -40,13 +37,13 @@ pub struct Container {
 pub enum Runtime {
     /// Docker.
     Docker,
-    /// containerd, called by a kubelet or by nerdctl.
+    /// containerd, used by a kubelet or nerdctl.
     Containerd,
     /// CRI-O.
     CriO,
     /// Podman.
     Podman,
-    /// The path has the id alone, as the cgroupfs driver makes it.
+    /// The path contains only the id, as with the cgroupfs driver.
     Unnamed,
 }
 
@@ -83,12 +80,12 @@ const NAMED: &str = "docker, containerd, cri-o, podman or unnamed";
 #[serde(try_from = "String", into = "String")]
 pub struct ContainerId([u8; 32]);
 
-/// A pod's UID: 32 hexadecimal digits. Those of a static pod are a hash.
+/// A pod's UID: 32 hexadecimal digits. A static pod's UID is a hash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PodUid([u8; 16]);
 
-/// A text is not what it should be.
+/// The text is not an id of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a {what}; expected {accepted}")]
 pub struct NotAnId {
@@ -108,14 +105,14 @@ impl FromStr for ContainerId {
 impl FromStr for PodUid {
     type Err = NotAnId;
 
-    /// With `-` or, as in a unit's name, `_` between the digits, or without.
+    /// With `-`, with `_` (in unit names), or without separators.
     fn from_str(text: &str) -> Result<Self, NotAnId> {
         let not = NotAnId { what: "pod's UID", accepted: "one of 32 hexadecimal digits" };
         hex(text.bytes().filter(|byte| !matches!(byte, b'-' | b'_'))).map(Self).ok_or(not)
     }
 }
 
-/// In JSON each is its text.
+/// Serializes the type as its text.
 macro_rules! by_text {
     ($($type:ty),*) => {$(
         impl TryFrom<String> for $type {
@@ -136,7 +133,7 @@ macro_rules! by_text {
 
 by_text!(Runtime, ContainerId, PodUid);
 
-/// Exactly so many bytes, as lower-case digits.
+/// Parses exactly `N` bytes of lower-case hexadecimal digits.
 fn hex<const N: usize>(digits: impl Iterator<Item = u8>) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let mut count = 0;
@@ -182,9 +179,9 @@ impl fmt::Debug for PodUid {
 }
 
 impl Workload {
-    /// Reads `/proc/PID/cgroup`: one line for each hierarchy, `number:controllers:path`. The unified
-    /// hierarchy (version 2) comes first, then systemd's own (version 1), then the others. The first
-    /// that names a container counts, else the first with a pod, else the first with a unit.
+    /// Parses `/proc/PID/cgroup`: one line per hierarchy, `number:controllers:path`. Precedence: the unified hierarchy
+    /// (version 2), systemd's own (version 1), then the others. The first path with a container counts, else the first
+    /// with a pod, else the first with a unit.
     #[must_use]
     pub fn of_cgroup(file: &[u8]) -> Self {
         let mut lines: Vec<(u8, &[u8])> =
@@ -209,7 +206,7 @@ impl Workload {
         }
     }
 
-    /// Beyond a cgroup namespace's root the path goes up first (`/../..`).
+    /// Parses a path, which begins with `/../..` if it leads out of the cgroup namespace's root.
     fn of_path(path: &[u8]) -> Self {
         let mut found = Self::default();
         let (mut user, mut parent, mut is_slice) = (None, "", true);
@@ -221,7 +218,7 @@ impl Workload {
                 user = user.or(number.parse().ok());
             }
             if let Some((slice, rest)) = segment.split_once(".slice:") {
-                // For systemd, but made without it: `slice:prefix:name` as one folder.
+                // systemd's notation `slice:prefix:name` as one directory, created without systemd.
                 found.pod = found.pod.or(pod_of_slice(slice));
                 if let Some((prefix, id)) = rest.split_once(':')
                     && let Ok(id) = id.parse()
@@ -247,7 +244,7 @@ impl Workload {
             }
             parent = segment;
         }
-        // A user's own manager can give a cgroup any name.
+        // A user's own service manager can give a cgroup any name.
         if user.is_some() {
             found.pod = None;
         }
@@ -255,7 +252,7 @@ impl Workload {
     }
 }
 
-/// A line's path, and when its turn is.
+/// Path and precedence of a line.
 fn path(line: &[u8]) -> Option<(u8, &[u8])> {
     let mut parts = line.splitn(3, |&byte| byte == b':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -269,13 +266,13 @@ fn path(line: &[u8]) -> Option<(u8, &[u8])> {
     Some((rank, path))
 }
 
-/// A pod's slice: `kubepods-burstable-podUID`, with `_` in the UID and maybe more before it.
+/// The UID in a pod's slice, `kubepods-burstable-podUID`, with `_` in the UID and possibly a longer prefix.
 fn pod_of_slice(slice: &str) -> Option<PodUid> {
     let (before, uid) = slice.rsplit_once("-pod")?;
     if before.contains("kubepods") { uid.parse().ok() } else { None }
 }
 
-/// What runtimes put before an id.
+/// Prefixes of container ids, by runtime.
 const PREFIXES: [(&str, Runtime); 5] = [
     ("docker", Runtime::Docker),
     ("cri-containerd", Runtime::Containerd),
@@ -284,8 +281,8 @@ const PREFIXES: [(&str, Runtime); 5] = [
     ("libpod", Runtime::Podman),
 ];
 
-/// A container's cgroup: `docker-ID.scope` by systemd, and without `.scope`, or the id alone, by the
-/// cgroupfs driver. A container's monitor (`crio-conmon-ID.scope`) is none.
+/// The container of a path's segment: `docker-ID.scope` (systemd driver), or without `.scope`, or the bare id (cgroupfs
+/// driver). A container's monitor (`crio-conmon-ID.scope`) is not a container.
 fn container(segment: &str, parent: &str) -> Option<(Runtime, ContainerId)> {
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     for (prefix, runtime) in PREFIXES {

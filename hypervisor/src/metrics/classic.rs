@@ -1,9 +1,9 @@
-//! Prometheus' older text format, from OpenMetrics: names of families with the suffixes of their series,
-//! and no end mark. What does not know OpenMetrics, as `promtool check metrics`, reads it.
+//! Converts OpenMetrics to Prometheus' older text format: family names with the suffixes of their series, no end mark.
+//! For readers without OpenMetrics, such as `promtool check metrics`.
 
 pub(super) fn of(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
-    // HELP comes before the TYPE that it is about.
+    // HELP precedes the TYPE of its family.
     let mut help = None;
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');

@@ -1,6 +1,6 @@
-//! Devices: all sessions on each together.
+//! Metrics of each device, summed over all sessions.
 //!
-//! What the driver shows of them is in [`super::observed`].
+//! The driver's figures are in [`super::observed`].
 
 use core::fmt::Error;
 

@@ -1,4 +1,4 @@
-//! Writes families of metrics, each once, with its help.
+//! Writes metric families, each once, with help text.
 
 use core::fmt::Error;
 use std::borrow::Cow;
@@ -23,7 +23,7 @@ impl<'a> Families<'a> {
         Self { encoder }
     }
 
-    /// What may go up and down. A family without a series is left out.
+    /// A gauge. A family without series is omitted.
     pub(super) fn gauge<'l>(
         &mut self,
         name: &str,
@@ -41,7 +41,7 @@ impl<'a> Families<'a> {
         })
     }
 
-    /// What only grows. `name` is without its `_total`.
+    /// A counter. `name` is without `_total`.
     pub(super) fn counter<'l>(
         &mut self,
         name: &str,
@@ -61,7 +61,7 @@ impl<'a> Families<'a> {
         })
     }
 
-    /// Waits for turns.
+    /// A histogram of waits for leases.
     pub(super) fn waits<'l>(
         &mut self,
         name: &str,
@@ -86,7 +86,7 @@ impl<'a> Families<'a> {
         })
     }
 
-    /// Facts, as labels.
+    /// An info metric: facts as labels.
     pub(super) fn info(&mut self, name: &str, help: &str, facts: Labels<'_>) -> Result<(), Error> {
         let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Info)?;
         family.encode_info(&facts)
@@ -97,7 +97,7 @@ pub(super) fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Millionths as a part of one.
+/// Converts millionths to a fraction of 1.
 pub(super) fn ratio(ppm: u64) -> f64 {
     ppm as f64 / 1e6
 }

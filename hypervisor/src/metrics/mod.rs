@@ -1,7 +1,7 @@
-//! The answer to `GET /metrics`: the daemon's figures in Prometheus' text formats.
+//! The answer to `GET /metrics` in Prometheus' text formats.
 //!
-//! Nothing is kept for it. Each answer is made of the figures of its moment, so the series of a session end
-//! with the session.
+//! Each answer is computed from the current figures and nothing is kept between answers, so a session's series end with
+//! the session.
 
 mod classic;
 mod devices;
@@ -20,7 +20,7 @@ use crate::node::measure::Figures;
 use crate::page_memory::Sample;
 use family::Families;
 
-/// How the figures are written.
+/// Text format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// OpenMetrics 1.0.
@@ -30,7 +30,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The one that a caller understands, by its header `Accept`.
+    /// The format that a caller's `Accept` header asks for.
     pub(crate) fn accepted(accept: Option<&str>) -> Self {
         let is_open = accept.is_some_and(|accept| accept.contains("application/openmetrics-text"));
         if is_open { Self::OpenMetrics } else { Self::Classic }
@@ -44,18 +44,18 @@ impl Format {
     }
 }
 
-/// All that there is to tell.
+/// All input of an answer.
 #[derive(Debug)]
 pub(crate) struct Exposition {
     pub(crate) daemon: DaemonFigures,
     pub(crate) node: Figures,
-    /// What the driver shows.
+    /// The driver's figures.
     pub(crate) view: View,
-    /// What the caller may see of the sessions' memory.
+    /// Sessions' memory that the caller may see.
     pub(crate) memory: Sample,
 }
 
-/// The daemon itself.
+/// Figures of the daemon itself.
 #[derive(Debug)]
 pub(crate) struct DaemonFigures {
     pub(crate) ready: bool,
@@ -69,7 +69,7 @@ impl Exposition {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self));
         let mut open = String::new();
-        // A text takes whatever is written.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut open, &registry);
         match format {
             Format::OpenMetrics => open,

@@ -1,4 +1,4 @@
-//! What the driver shows of devices. A figure that cannot be read has no series: a zero would be a lie.
+//! Metrics of devices from the driver. An unreadable figure has no series: a zero would be wrong.
 
 use core::fmt::Error;
 
@@ -18,7 +18,7 @@ fn with(device: &DeviceView, name: &'static str, value: impl ToString) -> Labels
     labels
 }
 
-/// Labels of what the driver tells.
+/// Labels that describe a device.
 fn described(device: &DeviceView) -> Labels<'static> {
     let DeviceReading { index, name, hardware, .. } = &device.reading;
     let mut labels = with(device, "index", index);
@@ -150,7 +150,7 @@ fn tell_readings(view: &View, families: &mut Families<'_>) -> Result<(), Error> 
     })
 }
 
-/// The memory that the driver shows of a session's processes. No session has a say in that.
+/// Memory of the sessions' processes according to the driver, which no session can falsify.
 pub(super) fn memory_of_sessions(view: &View, figures: &Figures) -> Vec<(usize, GpuId, u64)> {
     let mut sums = Vec::new();
     for (index, session) in figures.sessions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Sessions and their processes.
+//! Metrics of sessions and their processes.
 
 use core::fmt::Error;
 
@@ -13,8 +13,8 @@ use crate::node::measure::{AccountFigures, Figures, SessionFigures, WorkerFigure
 use crate::page_memory::{MemoryFigures, PageKey, Sample};
 use observer::View;
 
-/// What together tells sessions apart. It is the same after a restart of the daemon. One that was given a name has it,
-/// and a container of a pod has its names: not by the labels that Prometheus uses for whom it asks.
+/// Labels that identify a session, also across restarts of the daemon. Adds the session's given name, and the names of
+/// a pod's container; avoids the label names that Prometheus uses for its scrape targets.
 fn labels<'a>(owner: &Owner, session: &'a str, names: &'a Sample) -> Labels<'a> {
     let mut labels: Labels<'a> =
         vec![("session", session.into()), ("uid", owner.uid.to_string().into())];
@@ -178,7 +178,7 @@ fn tell_workers(
     )
 }
 
-/// Memory, and what the limiter costs, as the sessions' own pages tell it.
+/// Memory figures and the limiter's CPU time, from the sessions' own pages.
 pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Result<(), Error> {
     let each = |value: fn(&MemoryFigures) -> Option<f64>| {
         let all = memory.sessions.iter();

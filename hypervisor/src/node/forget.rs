@@ -1,4 +1,4 @@
-//! Sessions that are forgotten, and what remains of their accounts.
+//! Forgets idle sessions, and keeps the totals of their accounts.
 
 use std::collections::BTreeSet;
 
@@ -46,9 +46,9 @@ impl Node {
         self.unlisted.retain(|uuid, _| named.contains(uuid));
     }
 
-    /// Forgets a user's sessions that have no process, whatever they owe. A debt of a tiny share
-    /// takes hours to earn back, and would keep the user's other programs out. Nobody gains by it: a
-    /// debt of 10 s at most goes for each place that is filled with debtors.
+    /// Forgets a user's sessions without processes, even if they owe time. With a tiny share a debt takes hours to earn
+    /// back and would block the user's other programs. Nobody gains much: filling the quota with debtors cancels at
+    /// most 10 s of debt per session.
     pub(super) fn forget_left(&mut self, uid: u32, now: u64) {
         let used: BTreeSet<&SessionKey> =
             self.members.values().map(|member| &member.session).collect();
@@ -68,8 +68,8 @@ impl Node {
         self.forget_idle(now);
     }
 
-    /// What was charged to an account still counts for its device, and for its session if that goes on. Anybody can
-    /// name devices that cannot be looked up: of too many, those that gave least are left out.
+    /// Adds a removed account to the totals of its device, and to its session's if the session continues. Anyone can
+    /// name devices that cannot be looked up: if there are too many, the smallest totals are dropped.
     fn account_is_gone(&mut self, uuid: GpuId, id: SessionId, charged_ns: u64, spare_ns: u64) {
         if charged_ns == 0 && spare_ns == 0 {
             return;

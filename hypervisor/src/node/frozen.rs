@@ -1,4 +1,4 @@
-//! Sessions that are frozen.
+//! Freezing and thawing of sessions.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use scheduler::SessionId;
 use session::process::ProcessIdentity;
 
 impl Node {
-    /// The session with an id, for a caller who may change it: one who sees all, or its owner.
+    /// The session with an id, for a caller who sees all sessions or is its owner.
     pub(crate) fn session_for(
         &self,
         id: u64,
         only: Option<&Owner>,
     ) -> Result<(&Owner, &str), CallRefused> {
         let key = self.key_of(id)?;
-        // As unknown: who may not see a session is not told that it is there.
+        // Reported as unknown, so that a caller learns nothing about hidden sessions.
         let is_hidden = only.is_some_and(|owner| *owner != key.owner);
         if is_hidden { Err(CallRefused::UnknownSession(id)) } else { Ok((&key.owner, &key.name)) }
     }
@@ -49,8 +49,7 @@ impl Node {
         processes.into_iter().map(of).collect()
     }
 
-    /// From now on a session is granted nothing, or is again. Returns whether that is new, and how many leases it still
-    /// holds.
+    /// Freezes or thaws a session. Returns whether the state has changed, and how many leases the session still holds.
     pub(crate) fn set_frozen(
         &mut self,
         id: u64,
@@ -115,7 +114,7 @@ impl Node {
             == Some(true)
     }
 
-    /// A session that has a device without a compute share cannot be held.
+    /// Thaws a session that has a device without a compute share: such a session cannot be frozen.
     pub(super) fn thaw_without_limit(&mut self, key: &SessionKey, now: u64) {
         let Some(session) = self.sessions.get_mut(key).filter(|session| session.frozen) else {
             return;
@@ -141,7 +140,7 @@ impl Node {
         self.happened.push(Happened { uuid: Some(uuid), ..happened });
     }
 
-    /// What has happened since this was last asked.
+    /// Takes the pending events.
     pub(crate) fn take_happened(&mut self) -> Vec<Happened> {
         core::mem::take(&mut self.happened)
     }

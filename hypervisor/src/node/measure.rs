@@ -1,4 +1,4 @@
-//! The figures of a node for its operator's monitoring.
+//! Figures of the node for `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,23 @@ use super::snapshot::{Delivered, SavedAccount};
 use super::{Node, SessionKey};
 use crate::identity::Owner;
 
-/// Series take memory while an answer is under way. So many sessions on devices, and so many processes on
-/// devices, have series of their own; how many were left out is a figure itself.
+/// Most session accounts and most worker accounts with series of their own, because series take memory during an
+/// answer. The number left out is a figure, too.
 const MOST_ACCOUNTS: usize = 1024;
 const MOST_WORKERS: usize = 4096;
 
-/// All figures, as of a moment.
+/// All figures of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
-    /// All sessions on a device together.
+    /// Each device, summed over all sessions.
     pub(crate) devices: BTreeMap<GpuId, OnDevice>,
     pub(crate) sessions: Vec<SessionFigures>,
     pub(crate) workers: Vec<WorkerFigures>,
-    /// Series of sessions and processes that the answer has no place for.
+    /// Series of sessions and processes omitted because of the bound.
     pub(crate) left_out: usize,
 }
 
-/// A device.
+/// Figures of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OnDevice {
     pub(crate) sessions: u64,
@@ -37,25 +37,25 @@ pub(crate) struct OnDevice {
     pub(crate) served: Served,
 }
 
-/// A session.
+/// Figures of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SessionFigures {
     pub(crate) owner: Owner,
     pub(crate) name: String,
     pub(crate) frozen: bool,
-    /// Its processes, in order.
+    /// The session's process ids, sorted.
     pub(crate) pids: Vec<u32>,
     pub(crate) accounts: Vec<AccountFigures>,
 }
 
 impl SessionFigures {
-    /// Whether a process is one of its.
+    /// Whether the session has this process.
     pub(crate) fn has(&self, pid: u32) -> bool {
         self.pids.binary_search(&pid).is_ok()
     }
 }
 
-/// A session on a device.
+/// Figures of a session on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccountFigures {
     pub(crate) uuid: GpuId,
@@ -66,7 +66,7 @@ pub(crate) struct AccountFigures {
     pub(crate) served: Served,
 }
 
-/// A process on a device.
+/// Figures of a process on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerFigures {
     pub(crate) owner: Owner,
@@ -79,7 +79,7 @@ pub(crate) struct WorkerFigures {
 }
 
 impl Node {
-    /// The figures of the sessions that a caller may see, and of the devices.
+    /// The figures of the devices, and of the sessions that a caller may see.
     pub(crate) fn figures(&mut self, only: Option<&Owner>, now: u64) -> Figures {
         let mut figures = Figures::default();
         let views = self.measured_devices(&mut figures, now);
@@ -190,7 +190,7 @@ impl Node {
     }
 }
 
-/// With what an account was charged for good: a counter must not go back.
+/// Adds the account's definite charges, so that the counter never decreases.
 fn settled(before: Delivered, view: &SessionView) -> Delivered {
     before.and(view.settled_ns, view.spare_ns)
 }

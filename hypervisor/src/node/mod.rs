@@ -1,5 +1,5 @@
-//! The daemon's knowledge: sessions, their processes, and one scheduler per device. No I/O and no
-//! clock; times are nanoseconds since the daemon's start.
+//! The daemon's model: sessions, their processes, and one scheduler per device. No I/O and no clock; times are
+//! nanoseconds since the daemon's start.
 
 mod forget;
 mod frozen;
@@ -33,11 +33,11 @@ use served::{Served, WorkerServed};
 use session::process::ProcessIdentity;
 use snapshot::{Delivered, Restored, SavedAccount};
 
-/// Idle sessions are looked for, where there is no place left, after so many processes have left:
-/// looking takes a millisecond, in which nobody else is served.
+/// Exits of processes before idle sessions are searched for when there is no room. A search takes a millisecond in
+/// which nothing else is served.
 const WORTH_FORGETTING: usize = 32;
 
-/// A session belongs to its owner: a process of another owner cannot join it by its name.
+/// Key of a session. It includes the owner: a process of another owner cannot join the session by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SessionKey {
     owner: Owner,
@@ -48,17 +48,17 @@ struct SessionKey {
 struct SessionQuotas {
     id: SessionId,
     quotas: BTreeMap<GpuId, ComputeLimit>,
-    /// Who was the last to tell of its limit on a device.
+    /// The worker that last reported the session's limit, by device.
     limited_by: BTreeMap<GpuId, WorkerId>,
-    /// The devices that it uses together, and the processes that say so of each.
+    /// Devices used together (as a gang), and the workers that say so.
     together: BTreeMap<GpuId, BTreeSet<WorkerId>>,
-    /// What it was charged before its present accounts.
+    /// Charges before the current accounts.
     before: BTreeMap<GpuId, Delivered>,
-    /// Accounts from before a restart, and as of when they count, until they are used again.
+    /// Accounts from before a restart, and the time as of which they apply, until they are used again.
     unclaimed: BTreeMap<GpuId, (SavedAccount, u64)>,
-    /// It is granted nothing.
+    /// No lease is granted.
     frozen: bool,
-    /// The turns that it got.
+    /// Leases and waits.
     served: BTreeMap<GpuId, Served>,
 }
 
@@ -70,7 +70,7 @@ impl SessionQuotas {
         Self { id, quotas, limited_by, together, before, unclaimed, frozen: false, served }
     }
 
-    /// Goes on where it was before a restart.
+    /// Continues a session from before a restart.
     fn restored(from: Restored) -> Self {
         let Restored { id, frozen, devices, since, .. } = from;
         let mut session = Self { frozen, ..Self::new(id) };
@@ -81,7 +81,7 @@ impl SessionQuotas {
         session
     }
 
-    /// All that it was charged on a device. `view`: its present account there.
+    /// All charges to the session on a device. `view`: its current account there.
     fn delivered(&self, uuid: GpuId, view: Option<&SessionView>) -> Delivered {
         let before = self.before.get(&uuid).copied().unwrap_or_default();
         view.map_or(before, |view| before.and(view.charged_ns, view.spare_ns))
@@ -94,21 +94,22 @@ struct RegisteredProcess {
     /// As in [`Caller::started`].
     started: Option<u64>,
     session: SessionKey,
-    /// The unit of systemd that it runs in.
+    /// The systemd unit that the process runs in.
     unit: Option<String>,
-    /// The devices on which its gates are in its streams.
+    /// Devices on which the process's gates are in its streams.
     in_stream: BTreeSet<GpuId>,
-    /// The turns that it got.
+    /// Leases and waits.
     served: BTreeMap<GpuId, WorkerServed>,
 }
 
 impl RegisteredProcess {
-    /// Whether it is the caller. A process that has ended may have left its connection to another one, and its id, too.
+    /// Whether the process is the caller. A process that has ended may have left its connection to another process, or
+    /// its id may be reused.
     fn is(&self, caller: &Caller) -> bool {
         (self.pid, self.started, self.session.owner) == (caller.pid, caller.started, caller.owner)
     }
 
-    /// The process, if it is known when it started.
+    /// The process's identity, if its start time is known.
     fn identity(&self) -> Option<ProcessIdentity> {
         let start_time = self.started?;
         Some(ProcessIdentity { pid: self.pid.unsigned_abs(), start_time })
@@ -119,9 +120,9 @@ impl RegisteredProcess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     pub(crate) worker: WorkerId,
-    /// Whether the worker is new and has to be watched.
+    /// Whether the worker is new and must be watched.
     pub(crate) new: bool,
-    /// The worker that the process was until now.
+    /// The process's previous worker, which has been removed.
     pub(crate) former: Option<WorkerId>,
 }
 
@@ -134,30 +135,30 @@ pub(crate) struct Node {
     sessions: BTreeMap<SessionKey, SessionQuotas>,
     members: BTreeMap<WorkerId, RegisteredProcess>,
     devices: BTreeMap<GpuId, Scheduler>,
-    /// The devices on which nobody is granted anything, and why.
+    /// Devices on which no lease is granted, and the reasons.
     withheld: BTreeMap<GpuId, Withheld>,
     gangs: Gangs<GpuId>,
-    /// The sessions from before a restart that wait for their processes.
+    /// Sessions from before a restart that wait for their processes.
     restored: BTreeMap<SessionKey, Restored>,
-    /// What each device gave to sessions whose accounts are gone.
+    /// Totals of each device's removed accounts.
     delivered: BTreeMap<GpuId, Delivered>,
-    /// The turns on each device.
+    /// Leases and waits on each device.
     served: BTreeMap<GpuId, Served>,
-    /// Numbers owners for the schedulers.
+    /// Hashes owners to numbers for the schedulers.
     owner_numbers: RandomState,
-    /// The devices that cannot be looked up, and the user that named each first.
+    /// Devices that cannot be looked up, and the user who first named each.
     unlisted: BTreeMap<GpuId, u32>,
-    /// How many processes have left their sessions since idle sessions were last forgotten.
+    /// Processes that have left since idle sessions were last forgotten.
     left: usize,
     last_session: u64,
     last_worker: u64,
-    /// What has happened, until it is taken.
+    /// Pending events.
     happened: Vec<Happened>,
 }
 
 impl Node {
-    /// Workers and sessions are numbered from `first`, so that a number from before a restart is not
-    /// taken for a present one.
+    /// Workers and sessions are numbered from `first`, so that an id from before a restart does not denote a current
+    /// one.
     pub(crate) fn new(tuning: Tuning, first: u64, quotas: Arc<dyn Quotas>) -> Self {
         Self {
             tuning,
@@ -179,14 +180,13 @@ impl Node {
         }
     }
 
-    /// Whether the process is known, with the same owner.
+    /// Whether the process is registered, with the same owner.
     pub(crate) fn serves(&self, caller: &Caller) -> bool {
         self.members.values().any(|member| member.is(caller))
     }
 
-    /// Registers a process, once or once per device. Its leases on the named devices end: it has
-    /// forgotten them, or it is a new program with the same pid. `unlisted` are those of the devices
-    /// that cannot be looked up.
+    /// Registers a process, once or once per device. Ends its leases on the named devices: the process has forgotten
+    /// them, or is a new program with the same pid. `unlisted`: the devices that cannot be looked up.
     pub(crate) fn register(
         &mut self,
         caller: &Caller,
@@ -210,7 +210,7 @@ impl Node {
             limits::check_fair_part("processes", uid, count(uid, users), WORKERS)?;
         }
         let fits = self.check_bounds(&key, &said, unlisted);
-        // A process that moves from one session to another must not keep others out.
+        // A process that moves between sessions must not keep others out.
         if fits.is_err() && self.left >= WORTH_FORGETTING {
             self.forget_idle(now);
             if self.check_bounds(&key, &said, unlisted).is_err() {
@@ -233,7 +233,8 @@ impl Node {
             if let Some(device) = self.devices.get_mut(&uuid) {
                 device.leave(worker, now);
             }
-            // It may have been sent before the session came to be limited. Who told of the limit tells of its end.
+            // The message may predate the session's limit. Only the worker that reported the limit may report its
+            // removal.
             let is_late =
                 quota.policy == Policy::None && self.is_limited_by_other(&key, uuid, worker);
             if !is_late {
@@ -247,7 +248,7 @@ impl Node {
         Ok(Admitted { worker, new: stays.is_none(), former })
     }
 
-    /// Whether there is a place for what a registration adds: a session, quotas, devices.
+    /// Whether there is room for the registration's session, quotas and devices.
     fn check_bounds(
         &self,
         key: &SessionKey,
@@ -279,15 +280,14 @@ impl Node {
         limits::check_fair_parts("devices", uid, has, more, UNLISTED_DEVICES)
     }
 
-    /// The session's quota, given what its process says.
+    /// The session's quota, given the limit that its process reports.
     fn quota(&self, key: &SessionKey, uuid: GpuId, said: ComputeLimit) -> ComputeLimit {
         let SessionKey { owner, name } = key;
         self.quotas.quota(&Asked { owner, session: name, uuid, said }).in_range()
     }
 
-    /// Changes what a session may have of a device from now on, and returns it. The latest message
-    /// counts, whichever of the session's processes sent it: they read the quota in a page that the
-    /// session's user owns.
+    /// Changes a session's quota for a device and returns the resulting one. The latest message counts, whichever of
+    /// the session's processes sent it: all of them read the limit in a page that the session's user owns.
     pub(crate) fn change(
         &mut self,
         worker: WorkerId,
@@ -307,8 +307,7 @@ impl Node {
         }
         self.set_quota(&key, id, uuid, quota, now);
         if quota.policy != Policy::None {
-            // Processes that had no limit until now, or none on this device, may ask like the
-            // others.
+            // Processes without a limit until now may request leases, too.
             let members: Vec<WorkerId> = self.members_of(&key).map(|(worker, _)| worker).collect();
             for member in members {
                 self.join(member, id, uuid);
@@ -332,7 +331,7 @@ impl Node {
         }
     }
 
-    /// Whether another process of the session, which is still there, was the last to tell of its limit.
+    /// Whether another process of the session, still present, was the last to report its limit.
     fn is_limited_by_other(&self, key: &SessionKey, uuid: GpuId, worker: WorkerId) -> bool {
         let told_by = self.sessions.get(key).and_then(|session| session.limited_by.get(&uuid));
         told_by.is_some_and(|told_by| *told_by != worker && self.members.contains_key(told_by))
@@ -364,7 +363,7 @@ impl Node {
             if self.withheld.contains_key(&uuid) {
                 device.suspend(now);
             }
-            // Cannot fail: the share was checked.
+            // Cannot fail: the share was validated.
             let _ = device.set_session(session, quota, now);
             let state = self.sessions.get_mut(key);
             let frozen = state.as_ref().is_some_and(|state| state.frozen);
@@ -395,7 +394,7 @@ impl Node {
         }
     }
 
-    /// Says how a worker's gates on a device work, also if it has no limit there yet.
+    /// Sets how a worker's gates on a device work, even if it has no limit there yet.
     pub(crate) fn set_handover(&mut self, worker: WorkerId, uuid: GpuId, handover: Handover) {
         if let Some(member) = self.members.get_mut(&worker) {
             match handover {
@@ -443,8 +442,8 @@ impl Node {
         worker
     }
 
-    /// A worker says whether its session uses a device together with others. One that does not know of it changes
-    /// nothing for those that do.
+    /// Records whether a worker's session uses a device together with others. A worker that does not know does not
+    /// affect those that do.
     pub(crate) fn set_together(&mut self, worker: WorkerId, uuid: GpuId, together: bool) {
         let Some(member) = self.members.get(&worker) else { return };
         let Some(session) = self.sessions.get_mut(&member.session) else { return };
@@ -466,7 +465,7 @@ impl Node {
         self.gangs.set(session.id, devices, &mut self.devices);
     }
 
-    /// A worker asks for its lease to go on.
+    /// A worker requests an extension of its lease.
     pub(crate) fn renew(
         &mut self,
         worker: WorkerId,
@@ -483,17 +482,17 @@ impl Node {
         }
     }
 
-    /// Grants what sessions can have that use several devices together.
+    /// Grants leases to gangs: sessions that use several devices together.
     pub(crate) fn decide_together(&mut self, now: u64) -> Vec<(GpuId, Grant)> {
         self.gangs.decide(&mut self.devices, now)
     }
 
-    /// Whether there may be such sessions.
+    /// Whether gangs may exist.
     pub(crate) fn has_gangs(&self) -> bool {
         !self.gangs.is_empty()
     }
 
-    /// Removes a process that has ended.
+    /// Removes a process that has exited.
     pub(crate) fn leave(&mut self, worker: WorkerId, now: u64) {
         let member = self.members.remove(&worker);
         self.left += 1;
@@ -536,7 +535,7 @@ impl Node {
         own.ok_or(CallRefused::UnknownWorker(worker.0))
     }
 
-    /// The devices with at least one worker that holds or asks.
+    /// Devices with at least one worker that holds or requests a lease.
     pub(crate) fn in_use(&self) -> Vec<GpuId> {
         let in_use = self.devices.iter().filter(|(_, device)| device.is_in_use());
         in_use.map(|(&uuid, _)| uuid).collect()
@@ -550,11 +549,11 @@ impl Node {
         self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
     }
 
-    /// The leases that end early from now on. Each is named once.
+    /// Leases to end early; each is returned once.
     pub(crate) fn stopped(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId)> {
         let Some(device) = self.devices.get_mut(&uuid) else { return Vec::new() };
         let stopped = device.to_stop(now);
-        // Counted, and no events: they are many, and would displace all others.
+        // Counted, but not published as events: there are so many that they would displace all others.
         for (worker, _) in &stopped {
             let Some(member) = self.members.get(worker) else { continue };
             let Some(session) = self.sessions.get_mut(&member.session) else { continue };
@@ -563,7 +562,7 @@ impl Node {
         stopped
     }
 
-    /// The leases that may be kept from now on while they are not used, or may not any more.
+    /// Leases whose permission to be kept unused has changed, and the new permission.
     pub(crate) fn kept(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
         self.devices.get_mut(&uuid).map(|device| device.to_keep(now)).unwrap_or_default()
     }
@@ -575,7 +574,7 @@ impl Node {
         }
     }
 
-    /// Ends a lease of which nothing more will be heard.
+    /// Ends a lease of which no report will come.
     pub(crate) fn end_unreported(
         &mut self,
         uuid: GpuId,
@@ -588,7 +587,7 @@ impl Node {
         }
     }
 
-    /// The worker says that all work of its lease is done. `false`: it does not hold it.
+    /// Ends a lease whose work is done, as the worker signalled. `false`: the worker does not hold it.
     pub(crate) fn ended(
         &mut self,
         uuid: GpuId,
@@ -599,14 +598,14 @@ impl Node {
         self.devices.get_mut(&uuid).is_some_and(|device| device.ended(worker, lease, now))
     }
 
-    /// Ends all leases and asks.
+    /// Ends all leases and requests.
     pub(crate) fn dismiss_all(&mut self, now: u64) {
         for device in self.devices.values_mut() {
             device.dismiss_all(now);
         }
     }
 
-    /// Whether any worker holds or asks.
+    /// Whether any worker holds or requests a lease.
     pub(crate) fn is_in_use(&self) -> bool {
         self.devices.values().any(Scheduler::is_in_use)
     }
@@ -623,7 +622,7 @@ impl Node {
     }
 }
 
-/// How many of the items are one user's, and how many there are.
+/// Number of items of one user, and of all users.
 fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
     users.fold((0, 0), |(own, all), user| (own + usize::from(user == uid), all + 1))
 }

@@ -1,35 +1,33 @@
-//! How often sessions and processes got a turn, and how long they waited for it. Only counters: a
-//! decision adds to them.
+//! Counters of leases and waits, by session, process and device, for metrics. Cheap enough to update on every decision.
 
 use ::limits::GpuId;
 use scheduler::WorkerId;
 
 use super::Node;
 
-/// What a wait is counted under: it lasted no longer than this, in microseconds. Longer ones come on
-/// top. A wait shorter than the first is none that a program feels; one longer than the last is worth an
-/// alert.
+/// Upper bounds of the histogram of waits, in microseconds; longer waits have a bucket of their own. No program notices
+/// a wait within the first bound; a wait beyond the last deserves an alert.
 pub(crate) const WAITS_UP_TO_US: [u64; 12] = [
     500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     5_000_000,
 ];
 
-/// A process that does not ask for this long has stopped waiting. It asks anew each time its poll ends.
+/// A process that has not asked for this long has stopped waiting. A waiting process asks again whenever its poll ends.
 const GONE_NS: u64 = 200_000_000;
 
-/// Devices whose counters are kept while no session uses them.
+/// Most devices whose counters are kept; beyond it, devices without a session are dropped.
 const MOST_DEVICES: usize = 256;
 
-/// Turns, and the waits before them.
+/// Leases, and the waits before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// Leases that were granted.
+    /// Leases granted.
     pub(crate) turns: u64,
-    /// The time that was waited for them, in nanoseconds.
+    /// Total wait for those leases, in nanoseconds.
     pub(crate) waited_ns: u64,
-    /// How many waits were as long as [`WAITS_UP_TO_US`] says; the last is those that were longer.
+    /// Waits by bucket of [`WAITS_UP_TO_US`]; the last bucket counts longer ones.
     pub(crate) waits: [u64; WAITS_UP_TO_US.len() + 1],
-    /// Leases that were ended before their time.
+    /// Leases ended early.
     pub(crate) stopped: u64,
 }
 
@@ -42,7 +40,7 @@ impl Served {
     }
 }
 
-/// A process on a device.
+/// Leases and waits of a process on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkerServed {
     pub(crate) turns: u64,
@@ -53,7 +51,7 @@ pub(crate) struct WorkerServed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     since: u64,
-    /// When it was last known to wait.
+    /// When the process last asked.
     seen_at: u64,
 }
 
@@ -73,7 +71,7 @@ impl WorkerServed {
 }
 
 impl Node {
-    /// A worker asks for a lease. A wait for a device that is withheld from it is no wait for a turn.
+    /// Records a request for a lease. Waiting for a device on which leases are withheld does not count.
     pub(crate) fn asks(&mut self, worker: WorkerId, uuid: GpuId, now: u64) {
         let withheld = self.withheld_from(worker, uuid).is_some();
         let Some(member) = self.members.get_mut(&worker) else { return };
@@ -85,7 +83,7 @@ impl Node {
         }
     }
 
-    /// A worker's poll ended without a lease. It goes on waiting, if it asks again soon.
+    /// Records a poll that ended without a lease: the wait continues if the worker asks again soon.
     pub(crate) fn still_waits(&mut self, worker: WorkerId, uuid: GpuId, now: u64) {
         let served = self.members.get_mut(&worker).and_then(|member| member.served.get_mut(&uuid));
         if let Some(waiting) = served.and_then(|served| served.waiting.as_mut()) {
@@ -93,7 +91,7 @@ impl Node {
         }
     }
 
-    /// A worker was granted a lease, and knows of it.
+    /// Records a granted lease of which the worker knows.
     pub(crate) fn was_granted(&mut self, worker: WorkerId, uuid: GpuId, now: u64) {
         let Some(member) = self.members.get_mut(&worker) else { return };
         let waited_ns = member.served.entry(uuid).or_default().granted(now);
@@ -133,7 +131,7 @@ mod tests {
             served.asks(poll * 100 * MS);
         }
         assert_eq!(served.granted(950 * MS), 950 * MS);
-        // What is granted without a wait, as by a gang, counts as none.
+        // A lease granted without a wait, as to a gang, adds no wait.
         assert_eq!(served.granted(960 * MS), 0);
         served.asks(1_000 * MS);
         served.asks(2_000 * MS);

@@ -1,6 +1,6 @@
-//! What of a node survives a restart of the daemon: sessions with their limits and accounts, and how
-//! much of each device was delivered. No moment is in it, only spans, so no jump of a clock changes
-//! anything. No process is in it either: a process has to register again.
+//! The part of a node that survives a restart of the daemon: sessions with limits and accounts, and totals of each
+//! device. It contains durations but no points in time, so clock jumps do not matter, and no processes: they register
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,24 +15,23 @@ use crate::identity::Owner;
 use crate::limits::{MOST_SAVED_SESSIONS, TOTALS, is_session_name};
 use protocol::MAX_DEVICES;
 
-/// How long a session from before a restart is kept while none of its processes registers, if it is frozen or owes
-/// time.
+/// How long a session from before a restart is kept without a process if it is frozen or owes time, in nanoseconds.
 const KEPT_NS: u64 = 24 * 3_600_000_000_000;
-/// The same, if neither is so. A process that uses its GPU comes back within seconds.
+/// How long any other session is kept without a process. A process that uses its GPU registers again within seconds.
 const COMES_BACK_NS: u64 = 600_000_000_000;
 
-/// No number that a daemon gave is higher, unless a file is damaged.
+/// Highest id that a daemon gives; a higher one means a damaged file.
 const HIGHEST_NUMBER: u64 = (1 << 53) - 2 * FURTHER;
-/// More than are given from one snapshot to the next.
+/// More ids than are given between two snapshots.
 const FURTHER: u64 = 1 << 20;
 
-/// What survives.
+/// The saved state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
-    /// The last worker's number.
+    /// Id of the latest worker.
     #[serde(default)]
     pub(crate) last_worker: u64,
-    /// The last session's number.
+    /// Id of the latest session.
     #[serde(default)]
     pub(crate) last_session: u64,
     #[serde(default, deserialize_with = "those_that_can_be_read")]
@@ -47,10 +46,10 @@ pub(crate) struct SavedSession {
     #[serde(flatten)]
     pub(crate) owner: Owner,
     pub(crate) name: String,
-    /// For how long it has waited for a process since a restart, in nanoseconds.
+    /// How long the session has been without a process since a restart, in nanoseconds.
     #[serde(default)]
     pub(crate) absent_ns: u64,
-    /// Whether it is granted nothing.
+    /// Whether the session is frozen.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub(crate) frozen: bool,
     #[serde(default, deserialize_with = "those_that_can_be_read")]
@@ -62,10 +61,10 @@ pub(crate) struct SavedSession {
 pub(crate) struct SavedAccount {
     pub(crate) uuid: GpuId,
     pub(crate) limit: ComputeLimit,
-    /// What it may still use, in nanoseconds. Negative: it owes time.
+    /// Remaining guaranteed time, in nanoseconds. Negative: the session owes time.
     #[serde(default)]
     pub(crate) balance_ns: i64,
-    /// The same below its ceiling, if it has one.
+    /// Remaining time below the burst limit, if the session has one, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ceiling_ns: Option<i64>,
     #[serde(flatten)]
@@ -78,7 +77,7 @@ impl SavedAccount {
     }
 }
 
-/// What a device gave to all sessions.
+/// Totals of a device over all sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedDevice {
     pub(crate) uuid: GpuId,
@@ -86,23 +85,23 @@ pub(crate) struct SavedDevice {
     pub(crate) delivered: Delivered,
 }
 
-/// Counters of GPU time, in nanoseconds.
+/// Counters of device time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Delivered {
-    /// All that was charged.
+    /// Time charged.
     #[serde(default)]
     pub(crate) charged_ns: u64,
-    /// The part of it that was spare.
+    /// The part of it beyond the guaranteed share.
     #[serde(default)]
     pub(crate) spare_ns: u64,
-    /// What somebody may have been shown. A daemon that is killed has charged more than it wrote. The
-    /// next one shows no less than this, so that the counter does not go back.
+    /// Highest value that may have been published. A killed daemon has charged more than it saved; the next one starts
+    /// from this value, so the published counter does not decrease.
     #[serde(default)]
     pub(crate) shown_ns: u64,
 }
 
 impl Delivered {
-    /// With what an account was charged since.
+    /// Adds later charges of an account.
     pub(super) fn and(self, charged_ns: u64, spare_ns: u64) -> Self {
         Self {
             charged_ns: self.charged_ns.saturating_add(charged_ns),
@@ -111,7 +110,7 @@ impl Delivered {
         }
     }
 
-    /// The counter as it is shown.
+    /// The published counter.
     pub(super) fn shown(self) -> u64 {
         self.charged_ns.max(self.shown_ns)
     }
@@ -121,7 +120,7 @@ impl Delivered {
     }
 }
 
-/// An element that cannot be read, as a later version may write it, is left out.
+/// Skips elements that cannot be parsed, such as those of a later version.
 fn those_that_can_be_read<'de, D, T>(from: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -131,15 +130,15 @@ where
     Ok(all.into_iter().filter_map(|one| serde_json::from_value(one).ok()).collect())
 }
 
-/// A session from before the restart, of which no process has registered yet.
+/// A session from before the restart; no process of it has registered yet.
 #[derive(Debug)]
 pub(super) struct Restored {
     pub(super) id: SessionId,
     pub(super) frozen: bool,
     pub(super) devices: BTreeMap<GpuId, SavedAccount>,
-    /// When the daemon started.
+    /// When this daemon restored the session.
     pub(super) since: u64,
-    /// For how long it was absent before.
+    /// How long the session had been without a process before that, in nanoseconds.
     absent_ns: u64,
 }
 
@@ -148,7 +147,7 @@ impl Restored {
         self.absent_ns.saturating_add(now.saturating_sub(self.since))
     }
 
-    /// Whether it would have the same with a new account.
+    /// Whether the session can be forgotten: it has been absent long enough.
     fn is_over(&self, now: u64) -> bool {
         let absent = self.absent_ns(now);
         let earned = |share_ppm: u32| {
@@ -167,10 +166,9 @@ impl Restored {
 }
 
 impl Node {
-    /// Goes on where an earlier node was. To be called before anything else.
+    /// Restores an earlier node's state. Call first.
     pub(crate) fn restore(&mut self, snapshot: Snapshot, now: u64) {
-        // Numbers that are given again would be taken for those of before. More were given than the
-        // last snapshot of a killed daemon says.
+        // Ids must not be reused. A killed daemon has given more ids than its last snapshot says.
         let beyond = |number: u64| number.min(HIGHEST_NUMBER) + FURTHER;
         self.last_session = self.last_session.max(beyond(snapshot.last_session));
         self.last_worker = self.last_worker.max(beyond(snapshot.last_worker));
@@ -192,8 +190,7 @@ impl Node {
         }
     }
 
-    /// What has to survive. `ahead_ns`: how long it may take until the next snapshot is written; 0: it
-    /// is the last one.
+    /// The state to save. `ahead_ns`: how long until the next snapshot may be written; 0 for the last one.
     pub(crate) fn snapshot(&mut self, now: u64, ahead_ns: u64) -> Snapshot {
         let mut views: BTreeMap<(u64, GpuId), SessionView> = BTreeMap::new();
         let mut totals = self.delivered.clone();
@@ -210,7 +207,7 @@ impl Node {
             }
         }
         let present = self.sessions.iter().map(|(key, session)| {
-            // Without a process it is charged nothing more.
+            // A session without a process is charged nothing more.
             let ahead_ns = if used.contains(&session.id) { ahead_ns } else { 0 };
             let used = session.quotas.iter().map(|(&uuid, &limit)| {
                 let view = views.get(&(session.id.0, uuid));
@@ -220,7 +217,7 @@ impl Node {
                 let delivered = session.delivered(uuid, view).to_save(ahead_ns);
                 SavedAccount { uuid, limit, balance_ns, ceiling_ns, delivered }
             });
-            // Those that none of its processes has named since the restart.
+            // Accounts that no process has named since the restart.
             let is_used = |account: &SavedAccount| session.quotas.contains_key(&account.uuid);
             let waiting = session.unclaimed.values().map(|(account, _)| *account);
             let devices = used.chain(waiting.filter(|account| !is_used(account))).collect();
@@ -243,7 +240,7 @@ impl Node {
         Snapshot { last_worker, last_session, sessions, devices: devices.collect() }
     }
 
-    /// Forgets sessions from before the restart that do not matter any more.
+    /// Forgets sessions from before the restart that no longer matter.
     pub(super) fn forget_restored(&mut self, now: u64) {
         let over = self.restored.iter().filter(|(_, restored)| restored.is_over(now));
         self.happened.extend(over.map(|(key, restored)| went(key, restored.id)));

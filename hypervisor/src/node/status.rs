@@ -1,4 +1,4 @@
-//! What a node shows of itself.
+//! The node's state as messages of the API.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ use crate::identity::Owner;
 use crate::observe;
 use crate::page_memory::{MemoryFigures, Sample};
 
-/// Whether a caller may see what is an owner's: everything, or what is its own.
+/// Whether the caller may see a session. `only`: the caller's owner, or `None` for a caller who sees all.
 fn sees(only: Option<&Owner>, key: &SessionKey) -> bool {
     only.is_none_or(|owner| *owner == key.owner)
 }
 
 impl Node {
-    /// The devices, with sums of the sessions that a caller may see and of the others, and with what is seen of each.
+    /// The devices: what the observer sees, and sums over the sessions that the caller may see and over the others.
     pub(crate) fn devices(&mut self, only: Option<&Owner>, seen: &View, now: u64) -> Vec<Device> {
         let views = self.views(now);
         let known: BTreeMap<SessionId, (bool, &SessionQuotas)> = self
@@ -84,7 +84,7 @@ impl Node {
         devices.into_iter().map(device).collect()
     }
 
-    /// The sessions that a caller may see. `id`: that one alone.
+    /// The sessions that a caller may see. `id`: only this one.
     pub(crate) fn sessions(
         &mut self,
         only: Option<&Owner>,
@@ -174,7 +174,7 @@ impl Node {
         LeaseList { leases, others }
     }
 
-    /// How many sessions have been seen since the start and go on.
+    /// Number of sessions seen since the start that still exist.
     pub(crate) fn session_count(&self) -> usize {
         self.sessions.len()
     }
@@ -183,7 +183,7 @@ impl Node {
         self.members.len()
     }
 
-    /// Whether any device has been named.
+    /// Whether any process has named a device.
     pub(crate) fn knows_a_device(&self) -> bool {
         self.sessions.values().any(|session| !session.quotas.is_empty())
             || !self.restored.is_empty()
@@ -217,7 +217,7 @@ fn work_state(device: &Scheduler, worker: WorkerId) -> WorkerState {
     }
 }
 
-/// What is known of a session without its processes.
+/// A session's message without processes.
 fn without_processes(key: &SessionKey, id: SessionId, frozen: bool) -> Session {
     let SessionKey { owner, name } = key;
     Session {
@@ -239,7 +239,7 @@ fn without_processes(key: &SessionKey, id: SessionId, frozen: bool) -> Session {
     }
 }
 
-/// What the session's pages say, where the daemon sees them.
+/// A session's memory from its pages, if the daemon sees them.
 fn memory(key: &SessionKey, pages: &Sample) -> Vec<SessionMemory> {
     let of = |(uuid, figures): (GpuId, &MemoryFigures)| {
         let bytes = |kind: MemoryKind| figures.bytes[kind as usize];
@@ -299,7 +299,7 @@ fn before_restart(restored: &Restored) -> Vec<SessionDevice> {
         .collect()
 }
 
-/// What is known of a session's account without its processes.
+/// A session's account without processes.
 fn account(
     uuid: GpuId,
     quota: &ComputeLimit,

@@ -1,4 +1,4 @@
-//! Devices on which nobody is granted anything for now.
+//! Withholds leases on devices that are unhealthy or used by processes without a session.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use scheduler::WorkerId;
 use super::Node;
 
 impl Node {
-    /// From now on nothing is granted on these devices, and on all others again. Returns those for which that is new.
+    /// Replaces the devices on which leases are withheld. Returns the devices whose status has changed.
     pub(crate) fn withhold(&mut self, withheld: BTreeMap<GpuId, Withheld>, now: u64) -> Vec<GpuId> {
         let before = core::mem::replace(&mut self.withheld, withheld);
         let mut changed = Vec::new();
@@ -25,19 +25,19 @@ impl Node {
         changed
     }
 
-    /// Why nobody is granted a lease on a device.
+    /// Why leases on a device are withheld.
     pub(crate) fn withheld(&self, uuid: GpuId) -> Option<Withheld> {
         self.withheld.get(&uuid).copied()
     }
 
-    /// Why a worker is granted no lease on a device.
+    /// Why leases on a device are withheld from this worker.
     pub(crate) fn withheld_from(&self, worker: WorkerId, uuid: GpuId) -> Option<Withheld> {
         let session = self.members.get(&worker).and_then(|own| self.sessions.get(&own.session));
         let frozen = session.is_some_and(|session| session.frozen);
         if frozen { Some(Withheld::Frozen) } else { self.withheld(uuid) }
     }
 
-    /// The processes that are served.
+    /// Ids of the processes that are served.
     pub(crate) fn pids(&self) -> impl Iterator<Item = i32> {
         self.members.values().map(|member| member.pid)
     }

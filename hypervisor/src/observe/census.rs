@@ -1,8 +1,8 @@
-//! Which processes on devices no session knows.
+//! Finds processes that use devices outside any session.
 //!
-//! A session's process is served by the daemon, or has the limiter loaded: one with a memory limit alone never calls
-//! the daemon, and one in a container has its pages where the daemon may not see them. A few programs of the system
-//! use devices on behalf of all. What is left is unknown.
+//! A session's process is served by the daemon, or has the limiter loaded: with only a memory limit it never calls the
+//! daemon, and in a container its pages may be invisible to the daemon. A few system programs use devices on behalf of
+//! everybody. All other processes are unknown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ use ::limits::GpuId;
 use observer::{AllReadings, GpuProcess, UnknownProcess};
 use session::process::{ProcessIdentity, start_time};
 
-/// As much of a process's mappings as is read.
+/// Most bytes of a process's mappings that are read.
 const MAPPINGS: u64 = 32 << 20;
-/// How the limiter's file is called, wherever it is.
+/// File name of the limiter, in any directory.
 const LIMITER: &str = "libcuda_limiter.so";
-/// What a program has mapped that uses a device: the driver, or the device itself.
+/// Files mapped by a program that uses a device: the driver, or the device itself.
 const OF_DEVICES: [&str; 3] = ["libcuda.so", "libnvidia-", "libfake_cuda.so"];
 const DEVICE_FILES: &str = "/dev/nvidia";
-/// Programs of the system that use devices on behalf of all. Only a file of root that nobody else can write counts.
+/// System programs that use devices on behalf of everybody. Only a file of root that nobody else can write counts.
 const SERVICES: [&str; 7] = [
     "Xorg",
     "Xwayland",
@@ -32,17 +32,17 @@ const SERVICES: [&str; 7] = [
     "nvidia-smi",
 ];
 
-/// A process that no session knows.
+/// A process outside any session.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) process: UnknownProcess,
-    /// It was seen that it uses devices and has no limiter: it may be ended where the policy says so.
+    /// The process was seen to use a device without a limiter, so the policy may end it.
     pub(super) is_certain: bool,
 }
 
 pub(super) type FoundByDevice = BTreeMap<GpuId, Vec<Found>>;
 
-/// What is reported.
+/// The processes as they are reported.
 pub(super) fn by_device(found: &FoundByDevice) -> BTreeMap<GpuId, Vec<UnknownProcess>> {
     let processes = |found: &Vec<Found>| found.iter().map(|one| one.process.clone()).collect();
     found.iter().map(|(&uuid, found)| (uuid, processes(found))).collect()
@@ -55,12 +55,12 @@ struct Mapped {
     device: bool,
 }
 
-/// Looks at processes.
+/// Inspects processes.
 #[derive(Debug)]
 pub(super) struct Census {
     /// Whether `/proc` shows the processes of the daemon's own pid namespace.
     proc_is_ours: bool,
-    /// The start times of processes that have the limiter loaded.
+    /// Start times of processes that have the limiter loaded, by pid.
     limited: HashMap<u32, u64>,
 }
 
@@ -77,7 +77,7 @@ impl Default for Census {
 }
 
 impl Census {
-    /// The processes on devices that no session knows. `served`: those that the daemon serves.
+    /// Processes on devices outside any session. `served`: the processes that the daemon serves.
     pub(super) fn unknown(&mut self, readings: &AllReadings, served: &[u32]) -> FoundByDevice {
         if !self.proc_is_ours {
             return FoundByDevice::new();
@@ -100,7 +100,7 @@ impl Census {
         found
     }
 
-    /// Looks at a process. `None`: it is no stranger, or has ended.
+    /// Inspects a process. `None`: it has a limiter, is a system program, or has ended.
     fn look(&mut self, pid: u32) -> Option<Found> {
         let started = start_time(pid)?;
         if self.limited.get(&pid) == Some(&started) {
@@ -112,7 +112,7 @@ impl Census {
             self.limited.insert(pid, started);
             return None;
         }
-        // In another pid namespace than the driver's it is another process.
+        // A process without the driver mapped is not the driver's: the pid belongs to another pid namespace.
         if mapped.is_some_and(|mapped| !mapped.device) || is_service(pid) {
             return None;
         }
@@ -121,13 +121,13 @@ impl Census {
         let process =
             UnknownProcess { pid, started: Some(started), uid: Some(uid), name, bytes: None };
         let found = Found { process, is_certain: mapped.is_some() };
-        // It was the same process all the time.
+        // Still the same process, so all of it was read from that process.
         identity.is_running().then_some(found)
     }
 }
 
-/// Whether a file of a mapping is what is looked for. Another process chooses the names of its files: at worst it is
-/// taken for what it pretends to be.
+/// Searches mappings for the limiter and for device files. A process chooses the names of its own files: at worst it
+/// passes for what it pretends to be.
 fn mapped_by(maps: impl Read) -> Mapped {
     let mut mapped = Mapped::default();
     let mut lines = BufReader::new(maps.take(MAPPINGS));
@@ -149,7 +149,7 @@ fn mapped_by(maps: impl Read) -> Mapped {
     mapped
 }
 
-/// Whether it is a program that uses devices on behalf of all.
+/// Whether a process runs a system program that uses devices on behalf of everybody.
 fn is_service(pid: u32) -> bool {
     let program = format!("/proc/{pid}/exe");
     let named = fs::read_link(&program).is_ok_and(|path| has_name_of_service(&path));
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(of(&["/dev/nvidiactl"]), (false, true));
         assert!(of(&["/opt/a b/libcuda_limiter.so", "/usr/lib/libcuda.so.1"]).0);
         assert!(of(&["/opt/libcuda_limiter.so (deleted)"]).0);
-        // The limiter's name is not that of the driver.
+        // The limiter's name does not match the driver's.
         assert_eq!(of(&["/opt/libcuda_limiter.so.d/x", "/home/dev/nvidia"]), (false, false));
     }
 

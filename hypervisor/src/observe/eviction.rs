@@ -1,8 +1,8 @@
-//! Ends processes that no session knows, where the operator has asked for it.
+//! Ends processes outside any session, if the operator has chosen so.
 //!
-//! A wrong process must not be hit. A descriptor of the process is taken when it is first found. It gets its signal
-//! only if a later look, at the driver's list and at the process, finds the same again: then the descriptor is that
-//! of the process that the driver named.
+//! The wrong process must not be hit. When a process is first found, a pidfd is opened. The signal is sent only if a
+//! later reading of the driver's list finds the same process again: then the pidfd refers to the process that the
+//! driver named.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +15,10 @@ use session::process::{has_ended, pidfd, start_time};
 
 use super::census::FoundByDevice;
 
-/// How long a process may take to end by itself, before it is ended.
+/// Time between SIGTERM and SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A process that is to end.
+/// A process to be ended.
 #[derive(Debug)]
 struct Marked {
     process: OwnedFd,
@@ -27,12 +27,12 @@ struct Marked {
     ended: bool,
 }
 
-/// The processes that are to end, by id and start time.
+/// Processes to be ended, by pid and start time.
 #[derive(Debug, Default)]
 pub(super) struct Eviction(HashMap<(u32, u64), Marked>);
 
 impl Eviction {
-    /// Takes what was found in a reading. Returns who was sent which signal.
+    /// Takes the unknown processes of a reading. Returns the signals that were sent.
     pub(super) fn round(
         &mut self,
         found: &FoundByDevice,
@@ -68,7 +68,7 @@ impl Eviction {
 impl Marked {
     fn new((pid, started): (u32, u64)) -> Option<Self> {
         let process = pidfd(i32::try_from(pid).ok()?).ok()??;
-        // The descriptor is of the process that was found.
+        // The pidfd refers to the process that was found.
         (start_time(pid) == Some(started)).then(|| Self {
             process,
             since: Instant::now(),
@@ -77,7 +77,7 @@ impl Marked {
         })
     }
 
-    /// Sends what is due now, after it was found again in a later reading.
+    /// Sends the signal that is due, once a later reading has found the process again.
     fn next_signal(&mut self, taken: Instant) -> Option<&'static str> {
         if taken <= self.since || self.ended || has_ended(self.process.as_fd()) {
             return None;
@@ -124,13 +124,13 @@ mod tests {
         let certain = found(pid, started, true);
         let earlier = Instant::now();
         assert_eq!(round(&certain, Instant::now()), [""; 0]);
-        // A reading from before the descriptor was taken proves nothing.
+        // A reading from before the pidfd was opened proves nothing.
         assert_eq!(round(&certain, earlier), [""; 0]);
-        // Gone and back: it begins anew.
+        // Gone and back: starts over.
         assert_eq!(round(&FoundByDevice::new(), Instant::now()), [""; 0]);
         assert_eq!(round(&certain, Instant::now()), [""; 0]);
         assert_eq!(round(&found(pid, started, false), Instant::now()), [""; 0]);
-        // Another process with its id.
+        // Another process with the same pid.
         for _ in 0..3 {
             let other = found(pid, started.map(|ticks| ticks + 1), true);
             assert_eq!(round(&other, Instant::now()), [""; 0]);

@@ -1,5 +1,5 @@
-//! The observer at work: what it sees goes to the core, into the node's page, and where the policy says so to the
-//! processes that no session knows. All of it is done by the observer's own thread.
+//! Runs the observer: its reports go to the core and into the node's page, and unknown processes are ended if the
+//! policy says so. All in the observer's own thread.
 
 mod census;
 mod eviction;
@@ -24,15 +24,15 @@ pub(crate) use self::shown::{figures, health, unknown_processes};
 /// How devices are observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// They are not.
+    /// Devices are not observed.
     pub off: bool,
-    /// The driver's NVML; `None`: where the loader finds it.
+    /// NVML library; `None`: found by the loader.
     pub nvml: Option<PathBuf>,
-    /// What happens where a process uses a device that no session knows.
+    /// What to do about a process outside any session.
     pub unknown_processes: UnknownProcesses,
 }
 
-/// The observer's thread, and its page. The page is removed with this.
+/// The observer's thread and the node's page, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct ObserverThread {
     _watch: Watch,
@@ -41,14 +41,14 @@ pub(crate) struct ObserverThread {
 
 impl Drop for ObserverThread {
     fn drop(&mut self) {
-        // The thread may be in a call of the driver.
+        // Not joined: the thread may be in a driver call.
         if let Some(page) = &self.page {
             page.remove();
         }
     }
 }
 
-/// Starts the observer's thread, if there is to be one.
+/// Starts the observer's thread, unless observation is off.
 pub(crate) fn start(
     core: &Arc<Core>,
     observation: &Observation,
@@ -84,10 +84,10 @@ pub(crate) fn start(
 struct Observing {
     core: Arc<Core>,
     census: Census,
-    /// Ends processes that no session knows.
+    /// Ends unknown processes, under policy `kill`.
     eviction: Option<Eviction>,
     page: Option<Arc<NodePageWriter>>,
-    /// The file by which the node agent names cordoned devices.
+    /// The file in which the node agent names cordoned devices.
     cordoned: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! What is seen, in the words of the API and of the node's page.
+//! Converts the observer's view to messages of the API and to the node's page.
 
 use api::{DeviceHealth, Figures, UnknownProcess, UnreadFigure, XidCount};
 use observer::{DeviceView, Memory, Reading, Utilization, View};
@@ -7,7 +7,7 @@ use session::node_page::{NodeDevice, NodeFigures, NodeHealth};
 
 use crate::identity::Owner;
 
-/// Takes figures apart, and notes those that could not be read.
+/// Splits readings into values and errors, and collects the errors.
 #[derive(Default)]
 struct UnreadFigures(Vec<UnreadFigure>);
 
@@ -24,7 +24,7 @@ impl UnreadFigures {
     }
 }
 
-/// What a device shows.
+/// A device's figures.
 pub(crate) fn figures(device: &DeviceView) -> Figures {
     let reading = &device.reading;
     let mut unread = UnreadFigures::default();
@@ -61,12 +61,12 @@ fn microseconds_since(device: &DeviceView) -> u64 {
     u64::try_from(device.taken.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Whether a device can be trusted with work.
+/// A device's health.
 pub(crate) const fn health(device: &DeviceView) -> DeviceHealth {
     if device.health.is_healthy() { DeviceHealth::Healthy } else { DeviceHealth::Unhealthy }
 }
 
-/// The processes that no session knows, as far as a caller may see them: all, or those of its user.
+/// Processes outside any session that a caller may see: all, or those of the caller's user.
 pub(crate) fn unknown_processes(device: &DeviceView, only: Option<&Owner>) -> Vec<UnknownProcess> {
     let is_seen = |uid: Option<u32>| {
         only.is_none_or(|owner| uid.is_some_and(|uid| *owner == Owner::user(uid)))
@@ -81,7 +81,7 @@ pub(crate) fn unknown_processes(device: &DeviceView, only: Option<&Owner>) -> Ve
     shown.collect()
 }
 
-/// What the node's page says of all that is seen.
+/// The node's page.
 pub(super) fn page(view: &View) -> NodeFigures {
     let now = now_ns();
     let device = |device: &DeviceView| {

@@ -1,4 +1,4 @@
-//! The file: versioned JSON that is there as a whole or not at all.
+//! The state file: versioned JSON, replaced atomically.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -12,40 +12,40 @@ use serde::{Deserialize, Serialize};
 use crate::node::Snapshot;
 use crate::socket_folder::is_trusted;
 
-/// The version of what is written. It changes only if an earlier reader would misunderstand it: fields
-/// that a reader does not know are ignored, and fields that are missing have defaults.
+/// Format version. It changes only if an earlier reader would misunderstand the file: unknown fields are ignored, and
+/// missing fields have defaults.
 const VERSION: u32 = 1;
 const NAME: &str = "hypervisor.json";
 const LOCK: &str = "hypervisor.lock";
-/// A longer file is none of a daemon.
+/// Longest file that is read, in bytes.
 const LONGEST: u64 = 32 * 1024 * 1024;
-/// How many damaged files are kept. The last one is replaced.
+/// Most damaged files kept; the last one is replaced.
 const ASIDE: u32 = 9;
 
-/// What is in the file.
+/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Written {
     version: u32,
-    /// The daemon that wrote it. For people, as the next one.
+    /// Version of the daemon that wrote the file; for people, like `written`.
     #[serde(default)]
     daemon: String,
-    /// When, in seconds since 1970 by the wall clock. Nothing is computed with it.
+    /// Time of writing, in seconds since 1970. Nothing is computed from it.
     #[serde(default)]
     written: u64,
     #[serde(default)]
     node: Snapshot,
 }
 
-/// Only the version: whatever else a later one says cannot be understood.
+/// Only the version: the rest of a later version cannot be understood.
 #[derive(Deserialize)]
 struct VersionOnly {
     version: u32,
 }
 
-/// Why a state cannot be read.
+/// Why a state file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreadable {
-    /// Another user's, a folder, a link: anything may be there.
+    /// Another user's file, a directory, or a link.
     #[error("it does not belong to user {uid}", uid = rustix::process::geteuid().as_raw())]
     NotOurs,
     #[error("it has {0} bytes; expected at most {LONGEST}")]
@@ -58,7 +58,7 @@ pub(crate) enum Unreadable {
     Io(#[from] io::Error),
 }
 
-/// The file of one daemon.
+/// The state file, locked by this daemon.
 #[derive(Debug)]
 pub(crate) struct StateFile {
     folder: PathBuf,
@@ -67,7 +67,8 @@ pub(crate) struct StateFile {
 }
 
 impl StateFile {
-    /// Takes the file in a folder, which is made if it is not there. Nobody else can take it meanwhile.
+    /// Locks the state file of a directory, creating the directory if missing. No other daemon can use the file
+    /// meanwhile.
     pub(crate) fn take(folder: &Path) -> io::Result<Self> {
         match DirBuilder::new().mode(0o700).create(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -91,7 +92,7 @@ impl StateFile {
         &self.path
     }
 
-    /// `None`: there is no file.
+    /// Reads the state; `None`: no file.
     pub(crate) fn read(&self) -> Result<Option<Snapshot>, Unreadable> {
         let file = match own_file(&self.path, OpenOptions::new().read(true)) {
             Ok(file) => file,
@@ -109,10 +110,10 @@ impl StateFile {
         read(&text).map(Some)
     }
 
-    /// Writes a new file, and puts it in the place of the old one once it is on the disk.
+    /// Writes a new file, and renames it over the old one once it is on the disk.
     pub(crate) fn write(&self, snapshot: &Snapshot) -> io::Result<()> {
         let new = self.folder.join(format!("{NAME}.new"));
-        // What a daemon left that was killed while it wrote.
+        // Left behind by a daemon that was killed while writing.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -129,7 +130,7 @@ impl StateFile {
         File::open(&self.folder)?.sync_all()
     }
 
-    /// Keeps a file that cannot be read under another name.
+    /// Renames an unreadable file.
     pub(crate) fn put_aside(&self) -> io::Result<PathBuf> {
         let aside = |number| self.folder.join(format!("{NAME}.damaged-{number}"));
         let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
@@ -145,7 +146,7 @@ fn write_to(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Opens a file of this user's, not by a link and without waiting.
+/// Opens a file of this user, without following a link and without blocking.
 fn own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = options.mode(0o600).custom_flags(flags.bits().cast_signed()).open(path)?;

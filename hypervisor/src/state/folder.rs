@@ -1,31 +1,31 @@
-//! Where the state is kept.
+//! Chooses the directory of the state.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// A folder for the state, and how it was chosen.
+/// The directory of the state, and how it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Somebody named it. If it cannot be used, the daemon does not start.
+    /// Named by the user. If unusable, the daemon does not start.
     Named(PathBuf),
-    /// The default. If it cannot be used, nothing is kept.
+    /// The default. If unusable, no state is kept.
     Default(PathBuf),
-    /// The daemon is one of a socket that somebody named, and no folder was named.
+    /// None: the user named a socket but no directory.
     Nowhere,
 }
 
-/// What decides.
+/// Input of the choice.
 #[derive(Clone, Debug, Default)]
 struct Surroundings {
-    /// Of systemd (systemd.exec(5)): may be several folders, of which the first is ours.
+    /// From systemd (systemd.exec(5)): possibly several directories, the first of which is used.
     state_directory: Option<OsString>,
     xdg_state_home: Option<OsString>,
     is_root: bool,
 }
 
-/// `--state`, else systemd's folder, else, for the daemon of the default socket, `/var/lib/sluice`,
-/// `$XDG_STATE_HOME/sluice` or the socket's own folder.
+/// `--state`; else systemd's directory; else, with the default socket, `/var/lib/sluice`, `$XDG_STATE_HOME/sluice` or
+/// the socket's own directory.
 pub(crate) fn choose(option: Option<&Path>, default_socket: Option<&Path>) -> Choice {
     let surroundings = Surroundings {
         state_directory: env::var_os("STATE_DIRECTORY"),

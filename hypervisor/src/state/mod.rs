@@ -1,4 +1,4 @@
-//! What survives a restart of the daemon: a file, and the thread that writes it.
+//! State that survives a restart of the daemon: a file, and the thread that writes it.
 
 mod file;
 mod folder;
@@ -17,19 +17,18 @@ pub(super) use self::folder::{Choice, choose};
 use super::core::Core;
 use super::node::Snapshot;
 
-/// How often the file is written, if nobody waits for it. A daemon that is killed loses this much.
+/// Interval of writing when nobody waits. A killed daemon loses this much.
 const EVERY: Duration = Duration::from_secs(2);
-/// The file is not written more often than this, however many wait: they wait for it together.
+/// Shortest time between two writes; callers that wait share a write.
 const GAP: Duration = Duration::from_millis(20);
-/// How long an answer may wait for a disk.
+/// Longest time that an answer waits for the disk.
 const WAIT: Duration = Duration::from_secs(1);
-/// A counter that goes on is shown no lower than it may have become by then: the next two times that
-/// the file is written.
+/// How far counters may advance until they are saved again: two write intervals. A restart publishes no lower value.
 const AHEAD_NS: u64 = 4_000_000_000;
-/// How long the last writing may keep the daemon's end waiting.
+/// Longest wait for the last write when the daemon ends.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Takes the file in a folder. A daemon that ends may be writing it for the last time.
+/// Locks the state file of a directory. Waits for an earlier daemon that is writing its last state.
 pub(super) fn take(folder: &Path) -> io::Result<StateFile> {
     let until = Instant::now() + LAST_WORDS;
     loop {
@@ -42,23 +41,23 @@ pub(super) fn take(folder: &Path) -> io::Result<StateFile> {
     }
 }
 
-/// What the writing thread is asked for.
+/// Requests to the writing thread.
 #[derive(Debug, Default)]
 struct Asked {
-    /// How often somebody has asked for the file to be written.
+    /// Number of requests to write so far.
     times: u64,
-    /// It is to be written for the last time.
+    /// Write for the last time.
     over: bool,
 }
 
-/// How the writing goes, as `/readyz` shows it, and what is to be written.
+/// Status of the writing, for `/readyz`, and requests to the thread.
 #[derive(Debug)]
 pub(super) struct Writing {
     path: PathBuf,
     problem: Mutex<Option<String>>,
     asked: Mutex<Asked>,
     wake: Condvar,
-    /// How many of those who asked have been served, whether or not the disk took it.
+    /// Number of requests served, whether or not the write succeeded.
     served: watch::Sender<u64>,
 }
 
@@ -72,7 +71,7 @@ impl Writing {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all that has happened is in the file, or the disk refuses it, or takes too long.
+    /// Waits until the current state is written, or the disk fails or takes too long.
     pub(super) async fn catch_up(&self) {
         let own = {
             let mut asked = self.asked();
@@ -81,7 +80,7 @@ impl Writing {
         };
         self.wake.notify_all();
         let mut served = self.served.subscribe();
-        // Fails only without a sender, which this has.
+        // Fails only without a sender, which `self` holds.
         let up_to = served.wait_for(|served| *served >= own);
         let in_time = tokio::time::timeout(WAIT, up_to).await.is_ok();
         if !in_time {
@@ -91,7 +90,7 @@ impl Writing {
         }
     }
 
-    /// Waits until the file is to be written. Returns for how many who asked, and whether it is for the last time.
+    /// Waits until a write is due. Returns the number of requests that it serves, and whether it is the last one.
     fn next(&self, served: u64) -> (u64, bool) {
         let wait = |asked, time, is_enough: &dyn Fn(&Asked) -> bool| {
             self.wake
@@ -108,17 +107,17 @@ impl Writing {
         self.wake.notify_all();
     }
 
-    /// The file.
+    /// Path of the state file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why it could not be written the last time. `None`: it is up to date.
+    /// Why the latest write failed. `None`: the file is up to date.
     pub(super) fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes how it went. The log tells of changes only.
+    /// Records the result of a write; logs only changes.
     fn note(&self, written: io::Result<()>) {
         let problem = written.err().map(|error| error.to_string());
         let mut present = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +133,7 @@ impl Writing {
     }
 }
 
-/// What a daemon begins with.
+/// The state that a daemon starts from.
 #[derive(Debug)]
 pub(super) struct Beginning {
     file: StateFile,
@@ -143,8 +142,8 @@ pub(super) struct Beginning {
 }
 
 impl Beginning {
-    /// Reads what an earlier daemon wrote. A file that makes no sense is kept aside, and the daemon
-    /// starts with nothing. One that the system cannot read just now is left where it is.
+    /// Reads an earlier daemon's state. A damaged file is renamed and the daemon starts without state; a file that the
+    /// system cannot read at the moment is left alone.
     pub(super) fn read(file: StateFile) -> io::Result<Self> {
         let path = file.path().to_owned();
         let snapshot = match file.read() {
@@ -167,7 +166,7 @@ impl Beginning {
         Ok(Self { file, snapshot, writing: Arc::new(Writing::new(path)) })
     }
 
-    /// Starts the thread that writes.
+    /// Starts the writing thread.
     pub(super) fn keep(self, core: Arc<Core>) -> io::Result<Keeper> {
         let Self { file, snapshot, writing } = self;
         let writes = Arc::clone(&writing);
@@ -197,7 +196,7 @@ fn write_on(core: &Core, file: &StateFile, writing: &Writing, mut written: Snaps
     }
 }
 
-/// Writes for the last time when it is dropped.
+/// The writing thread; writes for the last time on drop.
 #[derive(Debug)]
 pub(super) struct Keeper {
     writing: Arc<Writing>,
@@ -209,7 +208,7 @@ impl Drop for Keeper {
         self.writing.end();
         let Some(thread) = self.thread.take() else { return };
         let start = Instant::now();
-        // A disk that hangs does not keep the daemon from ending.
+        // A hung disk does not keep the daemon from ending.
         while !thread.is_finished() && start.elapsed() < LAST_WORDS {
             thread::sleep(Duration::from_millis(1));
         }
