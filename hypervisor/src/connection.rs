@@ -1,4 +1,5 @@
-//! A connection to the daemon's socket: admitted or not, and whose it is.
+//! A connection to the daemon's socket: admission, and identification of the caller. `serve` calls this for each
+//! connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,10 +13,11 @@ use super::connection_quota::{ConnectionPermit, ConnectionQuota};
 use super::identity::{Caller, Identity, Owner, Unidentified};
 use super::pacing::{Pacing, Pacings};
 
-/// How fast each user may open connections: after a restart of the daemon all of them at once. Only then is it looked up in which container it does.
+/// Rate at which each user may open connections; the burst covers all of them reconnecting after a restart of the
+/// daemon. The caller's container is looked up only after this delay.
 const OPENED: Pace = Pace { each_second: 200, at_once: 2_000 };
 
-/// Admits or refuses each connection, and identifies its caller.
+/// Admits or refuses each connection by the quota of its user.
 #[derive(Debug)]
 pub(super) struct ConnectionAdmission {
     quota: Arc<ConnectionQuota>,
@@ -23,7 +25,7 @@ pub(super) struct ConnectionAdmission {
     callers: Arc<Callers>,
 }
 
-/// Who calls, and how fast.
+/// Identification and rate limit of callers.
 #[derive(Debug)]
 struct Callers {
     identity: Arc<dyn Identity>,
@@ -37,7 +39,7 @@ impl ConnectionAdmission {
     }
 }
 
-/// The right to a connection.
+/// An admitted connection that has not begun.
 #[derive(Debug)]
 pub(super) struct Admitted {
     permit: ConnectionPermit,
@@ -45,7 +47,7 @@ pub(super) struct Admitted {
     callers: Arc<Callers>,
 }
 
-/// An admitted connection.
+/// An admitted and identified connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     caller: Result<Caller, Unidentified>,
@@ -76,8 +78,8 @@ impl ConnectionFilter for ConnectionAdmission {
     }
 }
 
-/// What is read of a process by its id is of another one if it has ended and its id is used again. Its
-/// descriptor tells.
+/// Identifies the caller. Its process id may have been reused by the time `/proc` is read; the connection's pidfd
+/// (SO_PEERPIDFD) tells.
 fn identify(
     identity: &dyn Identity,
     peer: Peer,
@@ -103,7 +105,7 @@ fn identify(
 
 impl<'a> FromRequest<'a> for Caller {
     async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
-        // Over TCP a token says who calls.
+        // Over TCP the caller is known by its token.
         if let Some(caller) = request.extensions().get::<Caller>() {
             return Ok(caller.clone());
         }
@@ -123,7 +125,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::process::Command;
 
-    /// Says that the process with the caller's id is somebody, as it is once the id is used again.
+    /// An identity that accepts any process with the caller's id, as after reuse of the id.
     #[derive(Debug)]
     struct Anybody;
 
@@ -138,7 +140,7 @@ mod tests {
     fn a_process_that_has_ended_is_not_taken_for_the_one_that_has_its_id_now() {
         const CONNECT: &str = "TEST_CONNECT";
         if let Some(path) = std::env::var_os(CONNECT) {
-            // This is the child: it connects, leaves its connection to a child of its own, and ends.
+            // The child: connects, passes its connection to its own child, and exits.
             let connection = std::os::fd::OwnedFd::from(UnixStream::connect(path).unwrap());
             Command::new("cat").stdin(connection).spawn().unwrap();
             return;

@@ -1,7 +1,7 @@
-//! Limits how many of the daemon's descriptors each user takes.
+//! Limits the file descriptors that each user occupies in the daemon.
 //!
-//! A connection takes one descriptor, and a watched process another. Otherwise one user who may
-//! open the socket could take them all, and no other user would be served.
+//! A connection takes one descriptor, and a watched process another. Without a quota one user with access to the socket
+//! could take them all and lock out everybody else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,18 +12,17 @@ use rustix::process::{Resource, getrlimit};
 use super::limits::{check_fair_part, most_of};
 use super::refused::CallRefused;
 
-/// Descriptors for all users together, even if the system allows more: each connection takes
-/// memory, too.
+/// Descriptors for all users together, even if the system allows more: each connection also takes memory.
 const MOST: usize = 16_384;
-/// Descriptors kept for the daemon itself, and for connections that are about to be refused.
+/// Descriptors kept for the daemon itself and for connections about to be refused.
 const RESERVE: usize = 64;
-/// Refusals are logged at most this often.
+/// Shortest time between two log lines about refusals.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
-/// The descriptors that users may take.
+/// Counts the descriptors of each user.
 #[derive(Debug)]
 pub(super) struct ConnectionQuota {
-    /// Without what is kept for users who have next to nothing.
+    /// Without the reserve for users who hold few.
     most: usize,
     taken: Mutex<ConnectionCounts>,
 }
@@ -32,13 +31,13 @@ pub(super) struct ConnectionQuota {
 struct ConnectionCounts {
     by_all: usize,
     by_user: HashMap<u32, usize>,
-    /// Refusals, those since the last log line about them, and the time of that line.
+    /// All refusals, refusals since the latest log line about them, and the time of that line.
     refused_ever: u64,
     refused: u64,
     said: Option<Instant>,
 }
 
-/// The right to one descriptor, until it is dropped.
+/// The right to one descriptor; released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     quota: Arc<ConnectionQuota>,
@@ -46,7 +45,7 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionQuota {
-    /// A quota of as many descriptors as the system lets this process have.
+    /// A quota of the descriptors that the system allows this process.
     pub(super) fn of_this_process() -> Arc<Self> {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -66,12 +65,12 @@ impl ConnectionQuota {
         Ok(self.given(&mut taken, uid))
     }
 
-    /// Takes a permit for a user who gives up another one for it.
+    /// Takes a permit in place of another one of the same user; cannot fail.
     pub(super) fn exchange(self: &Arc<Self>, uid: u32) -> ConnectionPermit {
         self.given(&mut self.taken(), uid)
     }
 
-    /// How often a user had too many, since the daemon's start.
+    /// Refusals since the daemon's start.
     pub(super) fn refusals(&self) -> u64 {
         self.taken().refused_ever
     }
@@ -134,7 +133,7 @@ mod tests {
         let second = all(&quota, 1001);
         assert_eq!(second.len(), 25);
         assert_eq!(all(&quota, 1002).len(), 13);
-        // A permit that was given back can be taken again, by a user who has less than is left.
+        // A returned permit can be taken by a user who holds less than is left.
         drop(first);
         assert_eq!(all(&quota, 1001).len(), 25);
         drop(second);

@@ -1,4 +1,4 @@
-//! Which devices exist.
+//! Which devices exist on the node; asked at registration.
 
 use core::fmt;
 use std::collections::BTreeSet;
@@ -9,33 +9,33 @@ use std::time::{Duration, Instant};
 
 use limits::GpuId;
 
-/// Knows the devices of the node. Asked when a process registers, outside of the daemon's lock.
+/// Knows the node's devices. Called when a process registers, without the daemon's lock.
 pub trait Devices: fmt::Debug + Send + Sync {
     /// Whether the device exists.
     fn exists(&self, uuid: GpuId) -> Existence;
 
-    /// Whether the node shows any device.
+    /// Whether the node has any device.
     fn any(&self) -> bool;
 }
 
-/// What is known of a device.
+/// Whether a device exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Existence {
-    /// It exists.
+    /// The device exists.
     Present,
-    /// It does not. These do.
+    /// The device does not exist; these do.
     Absent(Vec<GpuId>),
-    /// It may exist. The daemon serves a bounded number of such devices.
+    /// The device may exist. The daemon serves a bounded number of such devices.
     Unknown,
 }
 
-/// Where the kernel module shows its devices.
+/// Where NVIDIA's kernel module lists its devices.
 const KERNEL_MODULE: &str = "/proc/driver/nvidia";
-/// The list is read again at most this often, and only for a device that is not in it.
+/// Shortest time between two readings of the list; it is read only for a device that is missing in it.
 const READ_EVERY: Duration = Duration::from_secs(1);
 
-/// What NVIDIA's kernel module shows. It names GPUs, but not their MIG slices. So while there are
-/// slices, any device may be one. A simulated device may exist, too.
+/// The devices that NVIDIA's kernel module lists: GPUs, but not their MIG slices. While there are slices, any device
+/// may be one of them. A simulated device may also exist.
 #[derive(Debug)]
 pub struct KernelDevices {
     folder: PathBuf,
@@ -46,7 +46,7 @@ pub struct KernelDevices {
 #[derive(Debug, Default)]
 struct Listing {
     present: BTreeSet<GpuId>,
-    /// Whether no other device can exist.
+    /// Whether no unlisted device can exist.
     complete: bool,
 }
 
@@ -66,7 +66,7 @@ impl KernelDevices {
         Arc::clone(&self.listing.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the list, unless that was done a moment ago or is being done.
+    /// Reads the list, unless it is recent or another thread is reading it.
     fn refresh(&self) {
         let Ok(mut read_at) = self.read_at.try_lock() else { return };
         if read_at.is_some_and(|at| at.elapsed() < READ_EVERY) {
@@ -104,7 +104,7 @@ impl Devices for KernelDevices {
     }
 }
 
-/// The devices that the kernel module shows; `None`: it shows none.
+/// Reads the kernel module's list; `None`: no devices.
 fn read(folder: &Path) -> Option<Listing> {
     let mut listing = Listing { present: BTreeSet::new(), complete: !has_slices(folder) };
     for gpu in fs::read_dir(folder.join("gpus")).ok()? {
@@ -123,7 +123,7 @@ fn uuid_of(information: &str) -> Option<GpuId> {
     line.trim().parse().ok()
 }
 
-/// Whether there are MIG slices: `capabilities/gpuN/mig/giN`.
+/// Whether MIG slices exist: `capabilities/gpuN/mig/giN`.
 fn has_slices(folder: &Path) -> bool {
     let Ok(gpus) = fs::read_dir(folder.join("capabilities")) else { return false };
     gpus.flatten().any(|gpu| {
@@ -134,7 +134,7 @@ fn has_slices(folder: &Path) -> bool {
     })
 }
 
-/// Every device may exist.
+/// Treats every device as possibly existing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnyDevice;
 
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(devices.exists(OTHER), Existence::Absent(vec![GPU]));
         let simulated = "GPU-5a1ce000-0000-4000-8000-000000000001".parse().unwrap();
         assert_eq!(devices.exists(simulated), Existence::Unknown);
-        // One that is added is found a second later.
+        // A new device is found a second later.
         add(folder.path(), "0000:18:00.0", &OTHER.to_string());
         assert_eq!(devices.exists(OTHER), Existence::Absent(vec![GPU]));
         *devices.read_at.lock().unwrap() = None;

@@ -1,19 +1,20 @@
-//! Sessions whose pages are not where the daemon's are, but where their processes see them: those in containers.
+//! Finds the pages of sessions in containers: where the session's processes see them, not where the daemon's own pages
+//! are.
 
 use session::directory::{self, Found};
 use session::process::ProcessIdentity;
 
-/// Of so many processes of a session it is looked at how they see their files.
+/// Most processes of a session whose view of the file system is tried.
 const MOST_LOOKED_AT: usize = 8;
 
-/// Several directories are called like one session.
+/// Several directories have the session's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("user {uid} has several directories of that name")]
 pub(crate) struct Several {
     uid: u32,
 }
 
-/// Why the directory of a session was not found.
+/// Why a session's directory was not found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotFound {
     #[error(transparent)]
@@ -24,8 +25,9 @@ pub(crate) enum NotFound {
     Folder(#[from] directory::DirectoryError),
 }
 
-/// A session's directory as one of its processes sees it, if that sees other file systems than the daemon, and that
-/// process. Whether it still runs is to be asked when the pages are open: its id may be another one's by now.
+/// A session's directory as seen by one of its processes, and that process, if its mount namespace differs from the
+/// daemon's. Callers must check that the process still runs after opening the pages, because its id may have been
+/// reused.
 pub(crate) fn find(
     uid: u32,
     name: &str,
@@ -46,7 +48,7 @@ pub(crate) fn find(
     Err(why)
 }
 
-/// The session that is meant, if it is among these.
+/// The session of this user and name.
 pub(crate) fn one_of(sessions: Vec<Found>, uid: u32, name: &str) -> Result<Option<Found>, Several> {
     let is_it = |found: &Found| {
         (found.uid == uid || found.is_of_allocation())
@@ -59,7 +61,7 @@ pub(crate) fn one_of(sessions: Vec<Found>, uid: u32, name: &str) -> Result<Optio
     }
 }
 
-/// Whether a process sees other file systems than the daemon.
+/// Whether a process has another view of the file system than the daemon.
 pub(crate) fn is_elsewhere(process: &ProcessIdentity) -> bool {
     let namespace = |of: String| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let (own, its) = (namespace("self".to_owned()), namespace(process.pid.to_string()));

@@ -1,7 +1,7 @@
-//! What happened lately, for those who read along.
+//! Recent events, for `/api/v1/events`.
 //!
-//! There is one ring for all readers, and a reader is a place in it. So a slow reader takes no memory, and what it
-//! misses is counted.
+//! All readers share one ring, and a reader is only a position in it: a slow reader takes no memory, and the events
+//! that it misses are counted.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -17,25 +17,25 @@ use crate::identity::{Caller, Owner, Party};
 use crate::limits::check_fair_part;
 use crate::refused::CallRefused;
 
-/// Events that are kept.
+/// Events kept.
 pub(crate) const KEPT: usize = 4096;
 
-/// How many may read along at once. With each event all of them are woken.
+/// Most concurrent readers: each event wakes all of them.
 const READERS: usize = 64;
 
-/// How many events one party may cause at once, and after what time it may cause one more. Otherwise a session that
-/// changes its limits all the time would displace everybody else's events.
+/// Rate limit of events per party: burst, and time per event. Otherwise a session that keeps changing its limits would
+/// displace all other events.
 const AT_ONCE: u32 = 512;
 const EACH: Duration = Duration::from_millis(20);
 
-/// A user's refusals are told at most this often.
+/// Shortest time between two reported refusals of a user.
 const REFUSALS_EVERY: Duration = Duration::from_millis(100);
 
-/// Something that happened.
+/// An event before it gets an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Happened {
     pub(crate) kind: EventKind,
-    /// Whose it is: others do not see it. `None`: everybody's.
+    /// The owner who may see it; `None`: visible to all.
     pub(crate) owner: Option<Owner>,
     pub(crate) session: Option<(u64, String)>,
     pub(crate) pid: Option<i32>,
@@ -49,32 +49,32 @@ impl Happened {
         Self { session, ..Self::for_owner(kind, Some(*owner)) }
     }
 
-    /// Something of which no more is known.
+    /// An event without further details.
     pub(crate) const fn for_owner(kind: EventKind, owner: Option<Owner>) -> Self {
         Self { kind, owner, session: None, pid: None, uuid: None, message: None }
     }
 }
 
-/// The ring.
+/// The ring and its readers.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Tells the events of this daemon from those of one before.
+    /// Distinguishes this daemon's event ids from an earlier daemon's.
     run: u32,
     started: Instant,
     ring: Mutex<Ring>,
-    /// When each user's last refusal was told.
+    /// Time of each user's latest reported refusal.
     refusals: Mutex<HashMap<u32, Instant>>,
-    /// How many readers each user has.
+    /// Readers per user.
     readers: Mutex<HashMap<u32, usize>>,
     news: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// The number of the next event.
+    /// Number of the next event.
     next: u64,
     kept: VecDeque<(u64, Happened)>,
-    /// By whose they are; those of everybody are one flow, too.
+    /// Rate limits by party; `None` is the one for events visible to all.
     flows: HashMap<Option<Party>, Flow>,
 }
 
@@ -91,7 +91,7 @@ impl Ring {
         self.next += 1;
     }
 
-    /// The event, or what is told in its place.
+    /// The event; an event `lost` at the first one over the rate limit; `None` for further ones.
     fn or_too_many(&mut self, happened: Happened, now: Instant) -> Option<Happened> {
         let party = happened.owner.as_ref().map(Owner::party);
         if !self.flows.contains_key(&party) {
@@ -118,16 +118,16 @@ impl Ring {
     }
 }
 
-/// The events that one party causes.
+/// Rate limit of one party's events.
 #[derive(Debug)]
 struct Flow {
-    /// When they would all be through, one after the other.
+    /// When all events so far would be through at the long-term rate.
     through_at: Instant,
-    /// It was told that some are left out.
+    /// An event `lost` has been reported.
     left_out: bool,
 }
 
-/// The right to read along, until it is dropped.
+/// A reader's place; released on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     events: Arc<Events>,
@@ -144,7 +144,7 @@ impl Drop for Place {
     }
 }
 
-/// The value is not the id of an event.
+/// The value is not an event id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoEventId(pub(crate) String);
 
@@ -169,7 +169,7 @@ impl Events {
         self.news.send_replace(ring.next);
     }
 
-    /// A place for one more reader.
+    /// Takes a place for one more reader.
     pub(crate) fn place(self: &Arc<Self>, uid: u32) -> Result<Place, CallRefused> {
         let mut readers = self.readers();
         let own = readers.get(&uid).copied().unwrap_or(0);
@@ -178,7 +178,7 @@ impl Events {
         Ok(Place { events: Arc::clone(self), uid })
     }
 
-    /// A call was refused. Of a user's refusals one in a while is told: anybody can make as many as it likes.
+    /// Reports a refused call. Of each user's refusals only some are reported, because anyone can cause any number.
     pub(crate) fn refuse(&self, caller: &Caller, message: String) {
         {
             let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +198,7 @@ impl Events {
         });
     }
 
-    /// Reads what happens from now on, or what happened after an event. `only`: what is this owner's.
+    /// Reads future events, or those after the given event. `only`: events that this owner may see.
     pub(crate) fn read(
         place: Place,
         only: Option<Owner>,
@@ -235,26 +235,26 @@ fn shown(id: &str) -> String {
     id.chars().take(80).collect()
 }
 
-/// A place in the ring.
+/// A position in the ring.
 #[derive(Debug)]
 pub(crate) struct Reader {
     place: Place,
     only: Option<Owner>,
     next: u64,
-    /// It read from a daemon before this one.
+    /// The reader continues from an earlier daemon.
     restarted: bool,
     news: watch::Receiver<u64>,
 }
 
 impl Reader {
-    /// The next event that the reader may see.
+    /// Waits for the next event that the reader may see.
     pub(crate) async fn next(&mut self) -> api::Event {
         loop {
             self.news.mark_unchanged();
             if let Some(event) = self.take() {
                 return event;
             }
-            // Fails only without a sender, which the reader itself keeps.
+            // Fails only without a sender, which the reader itself holds.
             let _ = self.news.changed().await;
         }
     }
@@ -291,7 +291,7 @@ impl Reader {
         None
     }
 
-    /// The place after the event that is returned.
+    /// Event id of the current position.
     fn id(&self) -> String {
         format!("{:08x}-{}", self.place.events.run, self.next)
     }
@@ -385,7 +385,7 @@ mod tests {
         let last = all(&mut first).pop().unwrap();
         publish(&events, 1, 8, 2);
         assert_eq!(sessions(&mut read(&events, None, Some(&last.id)).unwrap()), [8, 9]);
-        // The id of a `lost` leads to what is kept, too.
+        // The id of a `lost` event continues with the oldest event kept.
         publish(&events, 1, 10, KEPT as u64);
         let lost = read(&events, None, Some(&last.id)).unwrap().take().unwrap();
         assert_eq!(lost.kind, EventKind::Lost);

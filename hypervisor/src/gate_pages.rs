@@ -1,5 +1,5 @@
-//! The gate pages of the registered processes: memory of theirs by which a gate is opened and a lease
-//! is ended early, and by which they say that a lease's work is done.
+//! The gate pages of registered processes. Through this shared memory the daemon opens gates and ends leases early, and
+//! processes signal that a lease's work is done.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use session::gate_page::{AwaitedEnd, Bell, End, PeerGatePage};
 use super::identity::Caller;
 use super::limits::{GATE_PAGES, check_fair_part};
 
-/// The pages, by worker. A worker without one opens its gate itself, keeps each lease until it ends,
-/// and reports the end.
+/// Gate pages by worker. A worker without one opens its gates itself, keeps each lease until it ends, and reports the
+/// end.
 #[derive(Debug, Default)]
 pub(super) struct GatePages {
     pages: HashMap<WorkerId, WorkerPage>,
-    /// The leases whose ends are awaited; the latest is the last.
+    /// Leases whose ends are awaited, the latest last.
     awaited: Vec<(HeldLease, AwaitedEnd)>,
-    /// Rings when there are more of them.
+    /// Wakes the waiting thread when `awaited` changes.
     bell: Arc<Bell>,
 }
 
@@ -29,7 +29,7 @@ struct WorkerPage {
     page: Arc<PeerGatePage>,
 }
 
-/// A lease, and who holds it.
+/// A lease and its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HeldLease {
     pub(super) worker: WorkerId,
@@ -38,7 +38,7 @@ pub(super) struct HeldLease {
 }
 
 impl GatePages {
-    /// Keeps a worker's page, in place of the one that it had. `false`: its user has too many.
+    /// Stores a worker's page, replacing an earlier one. `false`: the user has too many pages.
     pub(super) fn keep(&mut self, worker: WorkerId, caller: &Caller, page: PeerGatePage) -> bool {
         let uid = caller.owner.uid;
         let others = self.pages.iter().filter(|(other, _)| **other != worker);
@@ -53,13 +53,13 @@ impl GatePages {
         fits.is_ok()
     }
 
-    /// Whether a worker has a gate on a device that can be closed from here.
+    /// Whether the worker's page has a gate for the device, which the daemon can close.
     pub(super) fn has_gate(&self, worker: WorkerId, device: GpuId) -> bool {
         self.pages.get(&worker).is_some_and(|own| own.page.has_block(device))
     }
 
-    /// A lease is granted: its gate is opened, where its process named the closed gate's word when it
-    /// asked, and its end is awaited. Returns whether it was opened. The answer is to follow.
+    /// Opens the gate of a granted lease if the process named the closed gate's word in its call, and awaits the
+    /// lease's end. Returns whether the gate was opened. The answer to the call follows.
     pub(super) fn grant(&mut self, held: HeldLease, word: Option<u32>) -> bool {
         let HeldLease { worker, device, lease } = held;
         self.forget_lease(worker, device);
@@ -71,26 +71,26 @@ impl GatePages {
         opened
     }
 
-    /// Ends a lease early. `false`: the worker's page has no gate for the device any more.
+    /// Ends a lease early. `false`: the worker's page no longer has a gate for the device.
     pub(super) fn stop(&self, worker: WorkerId, device: GpuId, lease: LeaseId) -> bool {
         self.pages.get(&worker).is_some_and(|own| own.page.stop_early(device, lease.0))
     }
 
-    /// Takes a lease away that its process keeps and does not use. `false`: it uses it.
+    /// Ends a lease that its process keeps without using it. `false`: the lease is in use.
     pub(super) fn take_away(&self, worker: WorkerId, device: GpuId, lease: LeaseId) -> bool {
         let is_idle = |own: &WorkerPage| own.page.is_idle(device, lease.0);
         self.pages.get(&worker).is_some_and(is_idle) && self.stop(worker, device, lease)
     }
 
-    /// Says whether a lease may be kept while it is not used.
+    /// Tells the process whether it may keep an unused lease.
     pub(super) fn let_keep(&self, worker: WorkerId, device: GpuId, lease: LeaseId, may: bool) {
         if let Some(own) = self.pages.get(&worker) {
             own.page.let_keep(device, lease.0, may);
         }
     }
 
-    /// Takes out the leases whose ends were reached, and those of which that is not clear. `called`:
-    /// its process has just said something.
+    /// Removes and returns the leases whose work is done; stops awaiting those whose page is inconsistent, and
+    /// `called`, whose process has just signalled without an end.
     pub(super) fn take_ended(&mut self, called: Option<HeldLease>) -> Vec<HeldLease> {
         let mut ended = Vec::new();
         self.awaited.retain(|(held, end)| match end.look() {
@@ -104,13 +104,13 @@ impl GatePages {
         ended
     }
 
-    /// The leases whose ends are awaited, and how often the bell has rung.
+    /// Leases whose ends are awaited, those ends, and the bell's count.
     pub(super) fn awaited(&self) -> (Vec<HeldLease>, Vec<AwaitedEnd>, u32) {
         let (held, ends) = self.awaited.iter().cloned().unzip();
         (held, ends, self.bell.rings())
     }
 
-    /// Awaits the ends of the present leases no more.
+    /// Stops awaiting the ends of all current leases.
     pub(super) fn forget_awaited(&mut self) {
         self.awaited.clear();
     }
@@ -119,27 +119,25 @@ impl GatePages {
         Arc::clone(&self.bell)
     }
 
-    /// A worker's lease on a device is over.
+    /// Stops awaiting a worker's lease on a device: it is over.
     pub(super) fn forget_lease(&mut self, worker: WorkerId, device: GpuId) {
         self.awaited.retain(|(held, _)| (held.worker, held.device) != (worker, device));
     }
 
-    /// A worker has gone.
+    /// Removes a worker that has exited.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.pages.remove(&worker);
         self.awaited.retain(|(held, _)| held.worker != worker);
-        // The thread that waits lets go of the page, too.
+        // Wakes the waiting thread, which then releases its reference to the page.
         self.bell.ring();
     }
 }
 
-/// The page that a process names in its registration, if it has one. Why it has none is no reason
-/// to refuse the registration.
+/// The gate page named in a registration. A page that cannot be used is no reason to refuse the registration.
 pub(super) async fn named(caller: &Caller, register: &Register) -> Option<PeerGatePage> {
     let descriptor = register.gates?.descriptor;
     let (pid, uid) = (caller.pid.unsigned_abs(), caller.owner.uid);
-    // Not by a thread that serves others: giving back memory that the process has let go of
-    // meanwhile takes as long as there is much of it.
+    // In a thread that may block: unmapping memory that the process has released takes time proportional to its size.
     let fetched =
         tokio::task::spawn_blocking(move || PeerGatePage::of_process(pid, uid, descriptor));
     match fetched.await {
@@ -175,7 +173,7 @@ mod tests {
         };
         let first = (0..).take_while(|&n| keep(n, 1)).count();
         assert_eq!(first, GATE_PAGES / 2);
-        // In place of one that it has.
+        // In place of one that this user holds.
         assert!(keep(3, 1) && !keep(9_999, 1));
         assert!(keep(10_000, 2));
         pages.forget(WorkerId(3));

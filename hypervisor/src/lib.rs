@@ -1,10 +1,9 @@
-//! `hypervisor daemon`: decides who may use a GPU when, for the programs of one node.
+//! `hypervisor daemon`: decides when each program of a node may use a GPU.
 //!
-//! Programs call over a Unix socket (`protocol`). They register, and ask for leases by long poll.
-//! The scheduler decides. This crate connects it to callers, clocks and the ends of processes.
-//! [`Sources`] tells who calls, what a session may have and which devices exist. In use are the
-//! kernel's word on the socket's other end, what a session's processes say, and what NVIDIA's kernel
-//! module shows.
+//! Programs register over a Unix socket (crate `protocol`) and request leases by long poll; the crate `scheduler`
+//! decides. This crate connects the scheduler to callers, clocks and process exits. [`Sources`] supplies identity,
+//! quotas and devices: by default the kernel's peer credentials, the quotas that a session's processes report, and the
+//! devices that NVIDIA's kernel module shows.
 
 #![forbid(unsafe_code)]
 
@@ -70,33 +69,33 @@ use self::service_manager::Told;
 use self::state::{Beginning, Choice};
 use scheduler::Tuning;
 
-/// How a daemon is to run.
+/// Settings of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen; `None`: at the default place.
+    /// The Unix socket to listen on; `None`: the default path.
     pub socket: Option<PathBuf>,
-    /// The folder for what survives a restart; `None`: the default one, if the socket is the default
-    /// one, too.
+    /// Directory for state that survives a restart; `None`: the default one if the socket is the default one, else
+    /// none.
     pub state: Option<PathBuf>,
-    /// A TCP port by which the state can be read; `None`: there is none.
+    /// TCP port for reading the state; `None`: no port.
     pub remote: Option<Remote>,
     /// How devices are observed.
     pub observation: Observation,
 }
 
-/// Where the daemon learns who calls, and what a session may have.
+/// Where the daemon gets callers' identities, sessions' quotas, and the devices.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// Who calls.
+    /// Identifies callers.
     pub identity: Arc<dyn Identity>,
-    /// What a session may have.
+    /// Decides sessions' quotas.
     pub quotas: Arc<dyn Quotas>,
-    /// Which devices exist.
+    /// Knows the node's devices.
     pub devices: Arc<dyn Devices>,
 }
 
 impl Default for Sources {
-    /// The kernel, the sessions' own processes, and NVIDIA's kernel module.
+    /// Kernel, sessions' own processes, and NVIDIA's kernel module.
     fn default() -> Self {
         Self {
             identity: Arc::new(KernelIdentity::default()),
@@ -106,67 +105,65 @@ impl Default for Sources {
     }
 }
 
-/// Why the daemon cannot run.
+/// Why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The socket cannot be opened.
+    /// The Unix socket cannot be opened.
     #[error("cannot listen: {0}")]
     Bind(#[from] BindError),
-    /// The service manager passes something else than the daemon's socket.
+    /// The service manager passed something other than the daemon's socket.
     #[error(transparent)]
     Passed(#[from] PassedError),
-    /// The socket's folder cannot be made, or cannot be trusted.
+    /// The socket's directory cannot be created, or is not trusted.
     #[error("the directory of {socket}: {source}", socket = socket.display())]
     Folder {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// The state cannot be offered over TCP.
+    /// The TCP port cannot be served.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// The state cannot be kept where it was asked for.
+    /// The state cannot be kept in the requested directory.
     #[error("the state in {folder}: {source}", folder = folder.display())]
     State {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// The system refuses what every daemon needs.
+    /// The system refused a basic resource, such as a thread.
     #[error("{what}: {source}")]
     System {
-        /// What was wanted.
+        /// The failed operation.
         what: &'static str,
         /// The system's reason.
         source: io::Error,
     },
 }
 
-/// Serves until a signal ends it, then removes the socket. SIGHUP is ignored: there is nothing to
-/// read again.
+/// Serves until a signal ends the daemon, then removes the socket. SIGHUP is ignored: there is nothing to reload.
 ///
 /// # Errors
-/// [`DaemonError`], before the first call is taken.
+/// [`DaemonError`], before the first call is accepted.
 pub fn run(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     allow_many_files();
     let system = |what| move |source| DaemonError::System { what, source };
-    // The second thread takes a call while the first is busy. With more threads, calls would only
-    // wake them in turn.
+    // Two threads: the second takes a call while the first is busy. More would only take turns.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(system("threads"))?;
     let served = runtime.block_on(serve(options, sources));
-    // Calls that still wait end with their connections.
+    // Pending calls end with their connections.
     runtime.shutdown_background();
     served
 }
 
-/// Asks the system for as many descriptors as it allows: each process that is served takes at least
-/// two. If it refuses, the present number serves fewer processes.
+/// Raises the limit of open files as far as allowed: each served process takes at least two. On failure the current
+/// limit allows fewer processes.
 fn allow_many_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -220,7 +217,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     };
     let _told =
         Told::serves(&core).map_err(|source| DaemonError::System { what: "threads", source })?;
-    // The socket is removed with the server, unless the service manager keeps it.
+    // The socket is removed with the server, unless the service manager owns it.
     tokio::select! {
         never = server => match never {},
         never = remote => match never {},
@@ -230,7 +227,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// What an earlier daemon left. `None`: nothing is kept.
+/// State of an earlier daemon. `None`: no state is kept.
 fn beginning(options: &Options, socket: &Path) -> Result<Option<Beginning>, DaemonError> {
     let default_socket = options.socket.is_none().then_some(socket);
     let beginning = match state::choose(options.state.as_deref(), default_socket) {

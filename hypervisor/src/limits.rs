@@ -1,4 +1,4 @@
-//! What is accepted from callers.
+//! Bounds on what callers can make the daemon keep, fair among users, and validation of registrations.
 
 use std::collections::BTreeMap;
 
@@ -7,47 +7,46 @@ use protocol::{DeviceQuota, MAX_DEVICES, Register, VERSION};
 
 use super::refused::CallRefused;
 
-/// How many sessions are served.
+/// Most sessions served.
 pub(super) const SESSIONS: usize = 1024;
-/// How many processes are served.
+/// Most processes served.
 pub(super) const WORKERS: usize = 4096;
-/// How many devices are served of those that cannot be looked up.
+/// Most devices served that cannot be looked up.
 pub(super) const UNLISTED_DEVICES: usize = 256;
-/// Of how many devices it is kept what they gave to sessions that are forgotten.
+/// Most devices whose totals of forgotten sessions are kept.
 pub(super) const TOTALS: usize = 4 * UNLISTED_DEVICES;
-/// How many quotas are kept: each session has one for each device that it named.
+/// Most quotas kept: each session has one per device that it named.
 pub(super) const QUOTAS: usize = 8192;
-/// How many gate pages are kept: each process may have one. With the reserve fewer than can be mapped.
+/// Most gate pages kept, one per process. Together with the reserve, fewer than can be mapped.
 pub(super) const GATE_PAGES: usize = 1024;
-/// How many sessions a state that was kept may have: as many as are served, with the reserve, and as
-/// many that wait for their processes.
+/// Most sessions in saved state: the served ones, with the reserve, and as many that wait for their processes.
 pub(super) const MOST_SAVED_SESSIONS: usize = 4 * SESSIONS;
 const NAME_BYTES: usize = 253;
 
-/// Whether a session may have this name.
+/// Whether this is a valid session name.
 pub(super) fn is_session_name(name: &str) -> bool {
     (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-/// What is kept beyond a bound for users who have next to nothing: as many users as like to act
-/// together could share out all the rest.
+/// Items beyond a bound, reserved for users who hold few: otherwise any number of cooperating users could take
+/// everything.
 const fn reserve(most: usize) -> usize {
     most / 2
 }
 
-/// How many items a user may have of the reserve. A process takes two descriptors.
+/// Most items that a user may hold using the reserve. A process takes two descriptors.
 const fn few(most: usize) -> usize {
     let part = reserve(most) / 32;
     if part < 2 { 2 } else { part }
 }
 
-/// The bound that, with its reserve, makes `all`.
+/// The bound which, with its reserve, adds up to `all`.
 pub(super) const fn most_of(all: usize) -> usize {
     all * 2 / 3
 }
 
-/// Whether a user that has `own` of the `all` present items, of at most `most`, may have one more.
-/// No user has more than are left for all others. Who has few may also take of the reserve.
+/// Whether a user who holds `own` of the `all` existing items, of at most `most`, may have one more. A user may not
+/// hold more than is left for all others; one who holds few may also use the reserve.
 pub(super) fn check_fair_part(
     what: &'static str,
     uid: u32,
@@ -57,7 +56,7 @@ pub(super) fn check_fair_part(
     check_fair_parts(what, uid, has, 1, most)
 }
 
-/// The same for `more` items, one after the other.
+/// Like [`check_fair_part`], for `more` items taken one after the other.
 pub(super) fn check_fair_parts(
     what: &'static str,
     uid: u32,
@@ -78,7 +77,7 @@ pub(super) fn check_fair_parts(
     }
 }
 
-/// Checks a registration; returns its quotas by device.
+/// Validates a registration; returns its quotas by device.
 pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>, CallRefused> {
     if register.protocol != VERSION {
         return Err(CallRefused::Protocol(register.protocol));
@@ -101,7 +100,7 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>
     Ok(quotas)
 }
 
-/// Checks the quota of one device.
+/// Validates the quota of one device.
 pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), CallRefused> {
     let refused = |problem| CallRefused::Quota { uuid: quota.uuid, problem };
     quota.limit.check().map_err(refused)
@@ -127,7 +126,7 @@ mod tests {
         }
     }
 
-    /// How many users get something, each of whom takes all that it can.
+    /// Number of users who get at least one item if each takes all that it can.
     fn users_served(most: usize) -> usize {
         let mut all = 0;
         let got_something = |uid| {
@@ -215,7 +214,7 @@ mod tests {
             heavy.devices[0].limit.weight = value;
             wrong("weight", value, &heavy);
         }
-        // However it is written, also as another kind of device.
+        // In any notation, also as another kind of device.
         let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
         let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
         assert_eq!(fault(&twice), CallRefused::NamedTwice(UUID));

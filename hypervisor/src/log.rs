@@ -1,5 +1,5 @@
-//! The daemon's log on standard error, for a person, a collector of JSON or systemd's journal. Nothing that becomes of standard error stops the daemon or
-//! makes it wait: a thread of its own writes. What it cannot write is counted.
+//! The daemon's log on stderr: text, JSON, or systemd's journal. A thread of its own writes, so a blocked or closed
+//! stderr neither stops nor delays the daemon; lost lines are counted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,21 +16,20 @@ use tracing_subscriber::fmt::format::{self, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lines that wait to be written.
+/// Lines queued for the writing thread.
 const QUEUE: usize = 1024;
-/// A longer line is cut.
+/// Longer lines are cut, in bytes.
 const LONGEST_LINE: usize = 4096;
-/// So many lines are written at once, and so many more in each second: a caller that registers
-/// again and again must not fill the disk.
+/// Rate limit: burst of lines, and lines per second. A caller that registers repeatedly must not fill the disk.
 const AT_ONCE: f64 = 2_000.0;
 const EACH_SECOND: f64 = 100.0;
-/// How long the last lines may take at the daemon's end.
+/// Longest wait for the remaining lines when the daemon ends.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 static LOST: AtomicU64 = AtomicU64::new(0);
 static LOG: OnceLock<Log> = OnceLock::new();
 
-/// Lines that could not be written, or were too many, since the daemon's start.
+/// Lines lost since the daemon's start, because they could not be written or exceeded the rate limit.
 pub(crate) fn lines_lost() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
@@ -48,7 +47,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// A line that is not an event.
+    /// Formats a line that is not a tracing event.
     fn line(self, level: Level, words: &str) -> String {
         match self {
             Self::Text => format!("{words}\n"),
@@ -61,7 +60,7 @@ impl Format {
     }
 }
 
-/// By syslog(3).
+/// Priority of syslog(3).
 const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -71,7 +70,7 @@ const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Lines for systemd's journal.
+/// Formats events for systemd's journal.
 struct Journal(format::Format<Full, ()>);
 
 impl<S, N> FormatEvent<S, N> for Journal
@@ -90,14 +89,14 @@ where
     }
 }
 
-/// Starts the log, with the lines up to `level`. To be called once.
+/// Starts the log, with lines up to `level`. Call once.
 ///
 /// # Errors
-/// The system has no thread for it.
+/// The writing thread could not be started.
 pub fn start(level: LevelFilter, format: Format) -> io::Result<()> {
     let (sender, lines) = sync_channel(QUEUE);
     let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
-    // What cannot be copied can take no line. One that was closed at the start is `/dev/null` here.
+    // If stderr cannot be duplicated, lines are discarded. A stderr closed at the start is `/dev/null` here.
     let stderr: Box<dyn Write + Send> = stderr.map_or(Box::new(Nowhere), |file| Box::new(file));
     thread::Builder::new().name("log".to_owned()).spawn(move || write(lines, stderr, format))?;
     let rate = Mutex::new(Rate { left: AT_ONCE, at: Instant::now() });
@@ -112,19 +111,19 @@ pub fn start(level: LevelFilter, format: Format) -> io::Result<()> {
             lines.event_format(Journal(words)).init();
         }
     }
-    // The standard library's own report would wait for a standard error that nobody reads.
+    // The standard library's report would block on a stderr that nobody reads.
     std::panic::set_hook(Box::new(|panic| say(&format!("hypervisor: {panic}"))));
     Ok(())
 }
 
-/// Writes a line about an error, whatever the level is.
+/// Logs an error line, whatever the level.
 pub fn say(line: &str) {
     if let Some(log) = LOG.get() {
         log.take(log.format.line(Level::ERROR, line).into_bytes());
     }
 }
 
-/// Waits for the lines that are not written yet, for a moment.
+/// Waits briefly for queued lines to be written.
 pub fn finish() {
     let Some(log) = LOG.get() else { return };
     let start = Instant::now();
@@ -135,7 +134,7 @@ pub fn finish() {
     }
 }
 
-/// Lines that the thread is done with.
+/// Lines that the thread has processed.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
@@ -143,7 +142,7 @@ struct Log {
     sender: SyncSender<Vec<u8>>,
     rate: Mutex<Rate>,
     format: Format,
-    /// Lines that were given to the thread.
+    /// Lines passed to the thread.
     taken: AtomicU64,
 }
 
@@ -183,7 +182,7 @@ impl Log {
     }
 }
 
-/// Writes the lines, one after the other. Says how many were lost as soon as one can be written.
+/// Writes the lines; reports lost lines as soon as a line can be written.
 fn write(lines: Receiver<Vec<u8>>, mut to: impl Write, format: Format) {
     let mut told = 0;
     for line in lines {
@@ -213,7 +212,7 @@ impl Write for Nowhere {
     }
 }
 
-/// What the subscriber writes each line to, in one piece.
+/// The subscriber's writer: takes each line in one piece.
 struct Line;
 
 impl Write for Line {

@@ -1,4 +1,4 @@
-//! `hypervisor`: the node's daemon, and its part for Kubernetes.
+//! The program `hypervisor`: command line of the daemon and of the Kubernetes components.
 
 #![forbid(unsafe_code)]
 
@@ -299,7 +299,7 @@ enum Command {
     },
 }
 
-/// A factor of 1 and more, in hundredths.
+/// Parses a factor from 1 to 100 into hundredths.
 fn hundredths(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is not a factor: expected 1 to 100, with up to two decimals");
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
@@ -311,7 +311,7 @@ fn hundredths(text: &str) -> Result<u32, String> {
     if (100..=10_000).contains(&all) { Ok(all) } else { Err(wrong()) }
 }
 
-/// As [`UnknownProcesses`].
+/// Like [`UnknownProcesses`], for clap.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Policy {
     Report,
@@ -495,7 +495,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A cluster at one moment, and how its pods are read.
+/// Options for a snapshot of a cluster, and for reading its pods.
 #[derive(Debug, clap::Args)]
 struct Seen {
     /// Nodes, as kubectl get nodes -o json prints them [default: ask the API server]
@@ -548,7 +548,7 @@ impl Seen {
     }
 }
 
-/// Puts on the node what is not in its own files.
+/// Copies libraries, and the hook's program, into a directory of the node.
 fn install_parts(library: &Path, folder: &Path, hook: Option<&Path>) -> Result<(), String> {
     node::install(library, folder).map_err(|error| error.to_string())?;
     let Some(hook) = hook else { return Ok(()) };
@@ -602,7 +602,7 @@ fn check_node(options: &node::Options, nvml: Option<&Path>, json: bool) -> ExitC
     }
 }
 
-/// Without a log, which only those that serve have.
+/// Prints an error to stderr: only serving commands have a log.
 fn failed(error: &dyn Display) -> ExitCode {
     _ = writeln!(io::stderr(), "hypervisor: {error}");
     ExitCode::FAILURE

@@ -1,7 +1,6 @@
-//! How fast each party may call. Beyond that its calls wait, and others find the daemon idle.
+//! Rate limits of calls per party. Calls over the rate are delayed, so that other parties find the daemon idle.
 //!
-//! Programs that ask for leases, people and tools that ask what goes on, and calls that are refused have a line each:
-//! none of them keeps the others of its own party waiting.
+//! Programs' calls, API calls and refused calls have separate limits, so that they do not delay each other.
 
 use std::sync::Arc;
 
@@ -12,16 +11,16 @@ use poem::{Endpoint, IntoResponse, Request, Response};
 use super::connection::Connection;
 use super::identity::Party;
 
-/// Calls of programs. All leases that a node is made for need half of it.
+/// Calls of programs. Twice the rate that the leases of a full node need.
 const PROGRAMS: Pace = Pace { each_second: 8_000, at_once: 2_000 };
-/// Those of one process: turns of 5 ms, every other one on eight devices, need 800.
+/// Calls of one process: 800 per second are needed for turns of 5 ms, every other one, on eight devices.
 const PROCESS: Pace = Pace { each_second: 1_000, at_once: 500 };
 /// Calls of the API.
 const API: Pace = Pace { each_second: 500, at_once: 500 };
-/// Refusals, but for those of programs that the daemon does not know any more: after its restart all of them come.
+/// Refused calls, except those of workers that the daemon does not know: after its restart all workers make one.
 const REFUSED: Pace = Pace { each_second: 100, at_once: 100 };
 
-/// The lines in which a process's calls wait: its own, and those of its party.
+/// The rate limits of a process's calls: its own, and its party's.
 #[derive(Clone, Debug)]
 pub(super) struct Pacing {
     process: Arc<Line>,
@@ -31,10 +30,10 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    /// For callers who share no line with a party.
+    /// For callers that share no limit with a party.
     pub(super) fn new() -> Self {
         Self {
-            // Nobody says which process it is.
+            // The process is unknown.
             process: Line::new(PROGRAMS),
             programs: Line::new(PROGRAMS),
             api: Line::new(API),
@@ -48,10 +47,10 @@ impl Pacing {
     }
 }
 
-/// The lines of all parties.
+/// The rate limits of all parties.
 #[derive(Debug)]
 pub(super) struct Pacings {
-    /// By their ids in the daemon's pid namespace. One that is used again has to earn what the process before it spent.
+    /// By pid in the daemon's pid namespace. A reused pid continues with its predecessor's limit.
     processes: Lines<i32>,
     programs: Lines<Party>,
     api: Lines<Party>,
@@ -80,10 +79,10 @@ impl Pacings {
     }
 }
 
-/// Routes whose calls wait in their lines.
+/// Routes with rate-limited calls.
 pub(super) struct Paced<E> {
     endpoint: E,
-    /// For callers without a line of their party.
+    /// For callers without a party's limit.
     others: Pacing,
 }
 
@@ -129,7 +128,7 @@ mod tests {
         let longest = (0..PROCESS.each_second).map(|_| busy.process.spend()).max();
         assert!(longest > Some(Duration::from_millis(500)), "{longest:?}");
         assert!(other.process.spend().is_zero() && other.programs.spend().is_zero());
-        // On another connection, too.
+        // Also on another connection.
         assert!(!pacings.of(party, 1).process.spend().is_zero());
     }
 }

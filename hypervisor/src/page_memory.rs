@@ -1,12 +1,11 @@
-//! What the sessions' pages say of their memory and of the limiter, looked at now and then by a thread of its own.
+//! Samples memory and limiter figures from the sessions' pages, in a thread of its own, for the API and metrics.
 //!
-//! The pages are the account by which the limiter decides, and the only one that knows kinds. They belong
-//! to the sessions' users: who replaces the limiter can write there what it likes. So these figures are
-//! for display and for bills among those who trust each other; what NVML shows of a process is beyond its
-//! reach.
+//! The pages hold the account by which the limiter decides, and only they distinguish kinds of memory. They belong to
+//! the sessions' users, and a user who replaces the limiter can write anything there. So these figures are for display,
+//! and for bills among users who trust each other; users cannot falsify NVML's figures.
 //!
-//! The pages of a session in a container are where its processes see them ([`crate::elsewhere`]). Its file systems can
-//! keep whoever looks there waiting for ever, so each look is an [errand](Errands) of another thread.
+//! The pages of a session in a container are found through its processes ([`crate::elsewhere`]). The container's file
+//! systems can block a reader forever, so each such reading is an [errand](Errands) of another thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,24 +28,24 @@ use crate::elsewhere;
 use crate::identity::{ContainerId, Owner};
 use crate::limits::check_fair_part;
 
-/// How often the pages are looked at.
+/// Time between two samples.
 const EVERY: Duration = Duration::from_secs(5);
-/// How many pages are looked at. A user has no more of them than are left for all others.
+/// Most pages in a sample. A user's pages may not exceed those left for all others.
 const PAGES: usize = 1024;
-/// How long a look at a container's pages may take, and how many may be under way beyond that.
+/// Longest wait for the pages of a container, and most readings that may still be running after that.
 const ERRAND: Duration = Duration::from_secs(1);
 const MOST_ERRANDS: usize = 8;
 
-/// As many characters of what a session is called are told.
+/// Longest given name of a session, in characters; longer ones are ignored.
 const LONGEST: usize = 128;
 
-/// Bytes, by kind.
+/// Bytes by kind of memory.
 pub(crate) type ByKind = [u64; MemoryKind::ALL.len()];
 
-/// Allocations that failed, by reason.
+/// Failed allocations by reason.
 pub(crate) type ByReason = [u64; RefusedFor::ALL.len()];
 
-/// A session on a device, as its page names it.
+/// A session on a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PageKey {
     pub(crate) owner: Owner,
@@ -54,22 +53,22 @@ pub(crate) struct PageKey {
     pub(crate) uuid: GpuId,
 }
 
-/// Its memory.
+/// Memory figures of a session on a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MemoryFigures {
-    /// `None`: there is no limit.
+    /// Bytes; `None`: no limit.
     pub(crate) limit: Option<u64>,
-    /// The part of it that may be on the device, if that is less.
+    /// The part of the limit that may be on the device, if less, in bytes.
     pub(crate) real: Option<u64>,
     pub(crate) bytes: ByKind,
-    /// The most that has been in use.
+    /// Highest use, in bytes.
     pub(crate) peak: u64,
-    /// Bytes, each for as long as it was in use.
+    /// Integral of use over time.
     pub(crate) byte_seconds: f64,
     pub(crate) refused_for: ByReason,
-    /// What the limiter's own threads have used of the CPUs.
+    /// CPU time of the limiter's own threads.
     pub(crate) limiter_cpu_ns: u64,
-    /// By process id, as the node knows it.
+    /// By pid in the daemon's pid namespace.
     pub(crate) processes: BTreeMap<u32, ByKind>,
 }
 
@@ -100,31 +99,31 @@ fn add<const N: usize>(sum: &mut [u64; N], more: &[u64; N]) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
 }
 
-/// What a page says of ids may be a lie.
+/// The page's pids are not trusted: only one that belongs to the user counts.
 fn pid_of(process: &ProcessSummary, uid: u32) -> Option<u32> {
     [process.host_pid, Some(process.pid)].into_iter().flatten().find(|&pid| may_be_of(pid, uid))
 }
 
-/// What the pages said when they were last looked at.
+/// The figures of the latest reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) sessions: BTreeMap<PageKey, MemoryFigures>,
-    /// Sessions that were too many.
+    /// Sessions omitted because of the bound.
     pub(crate) left_out: usize,
     pub(crate) at: Option<Instant>,
-    /// Containers of pods, as people know them.
+    /// Names of pods' containers.
     pub(crate) names: BTreeMap<ContainerId, PodContainer>,
-    /// What people call sessions, by the names of their folders.
+    /// Given names of sessions, by directory name.
     pub(crate) called: BTreeMap<Owner, BTreeMap<String, String>>,
 }
 
 impl Sample {
-    /// What people call a session, if it was given a name.
+    /// The name given to a session by its user, if any.
     pub(crate) fn called(&self, owner: &Owner, session: &str) -> Option<&str> {
         self.called.get(owner)?.get(session).map(String::as_str)
     }
 
-    /// What the pages of one session say, by device.
+    /// The figures of one session, by device.
     pub(crate) fn of<'a>(
         &'a self,
         owner: &Owner,
@@ -139,7 +138,7 @@ impl Sample {
         pages.map(|(key, figures)| (key.uuid, figures))
     }
 
-    /// Goes on from what was seen before: time passed with a mean of what was in use before and after.
+    /// Continues the integrals of `before`, with the mean of both samples' use.
     fn after(mut self, before: &Self, now: Instant) -> Self {
         let passed = before.at.map(|at| now.saturating_duration_since(at).as_secs_f64());
         for (key, present) in &mut self.sessions {
@@ -154,7 +153,7 @@ impl Sample {
     }
 }
 
-/// The last sample.
+/// The latest sample.
 #[derive(Debug, Default)]
 pub(crate) struct PageMemory(Mutex<Sample>);
 
@@ -183,7 +182,7 @@ impl PageMemory {
     }
 }
 
-/// What the kubelet calls the containers of these sessions.
+/// The kubelet's names of these sessions' containers.
 fn names(sessions: &[Registered]) -> BTreeMap<ContainerId, PodContainer> {
     let ids: BTreeSet<ContainerId> =
         sessions.iter().filter_map(|session| Some(session.owner.container?.id)).collect();
@@ -202,7 +201,7 @@ pub(crate) struct Registered {
     pub(crate) processes: Vec<ProcessIdentity>,
 }
 
-/// What is seen of one session.
+/// Figures read from one session's pages.
 struct Seen {
     pages: usize,
     summary: SessionSummary,
@@ -217,13 +216,13 @@ impl Seen {
     }
 }
 
-/// Its user can write there what it likes.
+/// Whether a given name may be shown. Its user can write anything there.
 fn is_tellable(called: &str) -> bool {
     let length = called.chars().count();
     (1..=LONGEST).contains(&length) && !called.chars().any(char::is_control)
 }
 
-/// A look at all pages.
+/// A sample in progress.
 #[derive(Default)]
 struct Looked {
     sample: Sample,
@@ -233,7 +232,7 @@ struct Looked {
 }
 
 impl Looked {
-    /// Whether so many more pages of a user may be looked at.
+    /// Whether more pages of a user may be read.
     fn fits(&mut self, uid: u32, pages: usize) -> bool {
         let own = self.of_user.get(&uid).copied().unwrap_or(0);
         let fits = check_fair_part("pages", uid, (own + pages, self.all + pages), PAGES).is_ok();
@@ -255,7 +254,7 @@ impl Looked {
         }
     }
 
-    /// Looks where the daemon's own pages would be.
+    /// Reads the sessions whose pages are where the daemon's own would be.
     fn look_here(&mut self, sessions: &[Found], daemon: &Owner) {
         for found in sessions {
             if !self.fits(found.uid, found.pages.len()) {
@@ -265,7 +264,7 @@ impl Looked {
             if !(found.owned || seen.summary.is_in_use()) {
                 continue;
             }
-            // The daemon knows a session by the last part of its name, as its processes tell it.
+            // The daemon knows a session by the last part of its directory's name, which its processes report.
             let name = found.name.rsplit('/').next().unwrap_or(&found.name);
             let owner = Owner { uid: found.uid, ..*daemon };
             self.here.insert((owner, name.to_owned()));
@@ -273,7 +272,7 @@ impl Looked {
         }
     }
 
-    /// Looks where a session's processes are, if that is elsewhere.
+    /// Reads a session's pages through its processes, if their file systems differ from the daemon's.
     fn look_elsewhere(&mut self, session: Registered, errands: &mut Errands) {
         let Registered { owner, name, processes } = session;
         let key = (owner, name.clone());
@@ -283,7 +282,7 @@ impl Looked {
         let look = move || {
             let (found, process) = elsewhere::find(owner.uid, &name, &processes).ok()?;
             let seen = Seen::of(&found);
-            // Whoever has its id now may be in another container.
+            // The pid may have been reused, in another container.
             process.is_running().then_some(seen)
         };
         let (name, seen) = (key.1.clone(), errands.run(key, look));
@@ -295,8 +294,8 @@ impl Looked {
     }
 }
 
-/// Looks at containers, each by a thread of its own. One that takes too long is left alone, and what it was to look at
-/// is not looked at again before it comes back.
+/// Reads containers' pages, each in a thread of its own. A reading that takes too long is abandoned, and its session is
+/// skipped until that thread returns.
 struct Errands<T = Seen> {
     away: BTreeMap<(Owner, String), Receiver<Option<T>>>,
     patience: Duration,
@@ -332,7 +331,7 @@ impl<T: Send + 'static> Errands<T> {
     }
 }
 
-/// The thread that looks at the pages, until this is dropped.
+/// The sampling thread; ends on drop.
 #[derive(Debug)]
 pub(crate) struct PageWatch {
     _over: Sender<()>,
@@ -383,7 +382,7 @@ mod tests {
         assert_eq!(billed(&third), [1_600.0]);
         let ended = Sample::default().after(&third, at(8));
         assert!(billed(&ended).is_empty());
-        // Another session of that name begins at nothing.
+        // Another session with the same name starts at zero.
         assert_eq!(billed(&sample(300).after(&ended, at(9))), [0.0]);
     }
 
@@ -437,7 +436,7 @@ mod tests {
                 Some(number)
             };
             assert_eq!(errands.run(key(number), stuck), None);
-            // Not again while it is away.
+            // Skipped while the thread is away.
             assert_eq!(errands.run(key(number), move || Some(number)), None);
         }
         assert_eq!(errands.run(key(99), || Some(99)), None, "too many are away");

@@ -1,5 +1,5 @@
-//! `hypervisor probe`: asks a running part of this program whether it is ready. Its image has no shell and no client for a
-//! kubelet's exec probes, and these parts listen where a kubelet's HTTP probes do not reach.
+//! `hypervisor probe`: checks whether a running component is ready. For exec probes of the kubelet: the image has no
+//! shell or client, and the components listen where a kubelet's HTTP probes do not reach.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -9,51 +9,51 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long each step of a probe may take. Kubelets are told 5 s for all of it.
+/// Longest time for each step of a probe. Kubelets are configured with 5 s in total.
 const WITHIN: Duration = Duration::from_secs(2);
 /// The length of `HTTP/1.1 200`.
 const STATUS: u64 = 12;
 
-/// Whom to ask.
+/// The component to check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A daemon's socket.
+    /// A daemon's Unix socket.
     Socket(PathBuf),
-    /// A kubelet's folder of plugins: one of the sockets of `hypervisor node` there, since another one may be left over. None:
-    /// no GPU is offered, which is no fault.
+    /// The kubelet's plugin directory: any of the sockets of `hypervisor node` there, since some may be stale. No
+    /// socket means that no GPU is offered, which is no fault.
     Plugins(PathBuf),
-    /// A scheduler extender.
+    /// A scheduler extender's address.
     Address(SocketAddr),
 }
 
-/// Why a probe fails.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Nobody can be asked by this name.
+    /// The text is not a target.
     #[error(
         "{0:?}: the path of a Unix socket, a kubelet's directory device-plugins, or ADDRESS:PORT is accepted"
     )]
     Target(String),
-    /// It does not answer.
+    /// The component does not answer.
     #[error("{whom}: {source}")]
     Silent {
-        /// Who was asked.
+        /// The target.
         whom: String,
         /// The system's reason.
         source: io::Error,
     },
-    /// It answers, but not by status 200.
+    /// The component answered with a status other than 200.
     #[error("{whom}: {answer:?}; the status 200 is accepted")]
     NotReady {
-        /// Who was asked.
+        /// The target.
         whom: String,
-        /// The begin of the answer.
+        /// Beginning of the answer.
         answer: String,
     },
 }
 
 impl Target {
-    /// Reads the argument of the command.
+    /// Parses the command's argument.
     ///
     /// # Errors
     /// [`ProbeError::Target`]
@@ -66,7 +66,7 @@ impl Target {
     }
 }
 
-/// Asks for `path` by HTTP, or only connects without one: plugins speak gRPC.
+/// Gets `path` by HTTP, or only connects if there is no path, as for plugins, which speak gRPC.
 ///
 /// # Errors
 /// [`ProbeError`]
@@ -104,7 +104,7 @@ fn ask_socket(socket: &Path, path: Option<&str>) -> Result<(), ProbeError> {
     ask(stream, &whom, path)
 }
 
-/// The sockets of this program among those of all plugins.
+/// This program's sockets in the plugin directory.
 fn plugins(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -143,7 +143,7 @@ mod tests {
         probe(&target, path).map_err(|error| error.to_string())
     }
 
-    /// Answers one call with this text, and tells what was asked for.
+    /// Answers one call with this text; returns the request.
     fn answers(
         answer: &'static str,
         accept: impl FnOnce() -> Box<dyn ReadWrite> + Send + 'static,

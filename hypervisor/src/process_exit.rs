@@ -1,4 +1,4 @@
-//! Notices when a process ends.
+//! Waits for the exit of a process. The core watches each registered process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use session::process::pidfd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// How often to check if the kernel has no pidfd (before Linux 5.3, and some sandboxes).
+/// Polling interval if the kernel has no pidfd (before Linux 5.3, and in some sandboxes).
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A process whose end is watched for.
+/// A watched process.
 #[derive(Debug)]
 pub(super) enum ProcessExit {
-    /// By a descriptor that becomes readable when it ends.
+    /// A pidfd, which becomes readable at the exit.
     Descriptor(AsyncFd<OwnedFd>),
-    /// By checking again and again.
+    /// Polls for the process.
     Polling(Pid),
 }
 
 impl ProcessExit {
-    /// Starts to watch a process. To be called inside the runtime.
+    /// Starts to watch a process. Call inside the runtime.
     pub(super) fn start(pid: i32) -> io::Result<Self> {
         match pidfd(pid)? {
             Some(descriptor) => readable(descriptor).map(Self::Descriptor),
@@ -35,7 +35,7 @@ impl ProcessExit {
     pub(super) async fn ended(self) {
         match self {
             Self::Descriptor(descriptor) => {
-                // An error can only mean that the runtime is shutting down.
+                // An error only means that the runtime is shutting down.
                 let _ = descriptor.readable().await;
             }
             Self::Polling(pid) => {

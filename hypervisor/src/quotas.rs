@@ -1,4 +1,4 @@
-//! What a session may have.
+//! The trait that decides a session's quota, and the default.
 
 use core::fmt;
 
@@ -6,19 +6,19 @@ use limits::{ComputeLimit, GpuId};
 
 use crate::identity::Owner;
 
-/// Decides what a session may have of a device. Asked under the daemon's lock, when a process
-/// registers and when it reports a change. So it has to answer at once, from memory.
+/// Decides a session's quota for a device. Called under the daemon's lock, at registration and when a process reports a
+/// change: it must not block.
 pub trait Quotas: fmt::Debug + Send + Sync {
-    /// The quota of a session. Values out of range are replaced by the nearest possible ones.
+    /// The session's quota. Values out of range are clipped.
     fn quota(&self, asked: &Asked<'_>) -> ComputeLimit;
 }
 
-/// A session on a device, and what one of its processes says of it.
+/// A session on a device, and the quota that one of its processes reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The session's owner.
     pub owner: &'a Owner,
-    /// Its name.
+    /// The session's name.
     pub session: &'a str,
     /// The device.
     pub uuid: GpuId,
@@ -26,7 +26,7 @@ pub struct Asked<'a> {
     pub said: ComputeLimit,
 }
 
-/// A session has what its processes say. They read it where only its owner can write.
+/// Accepts the quota that the session's processes report. They read it where only the session's owner can write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AsRegistered;
 

@@ -1,4 +1,4 @@
-//! Why a call is refused.
+//! Refused calls: the reasons, and their counters. The limiter's routes and the API answer with them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,24 +7,24 @@ use limits::GpuId;
 use limits::compute::OutOfRange;
 use poem::http::StatusCode;
 
-/// Why the daemon refuses a call. The text goes to the caller.
+/// Why the daemon refuses a call. The text is sent to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallRefused {
-    /// The caller uses another version of the protocol.
+    /// The caller uses another protocol version.
     #[error("protocol {0}: expected {known}", known = protocol::VERSION)]
     Protocol(u32),
-    /// A session's name is not usable.
+    /// Invalid session name.
     #[error("session name {0:?}: expected 1 to 253 bytes without control characters")]
     SessionName(String),
-    /// An impossible quota.
+    /// Quota out of range.
     #[error("device {uuid}: {problem}")]
     Quota {
         /// The device.
         uuid: GpuId,
-        /// What is wrong with it.
+        /// The value out of range.
         problem: OutOfRange,
     },
-    /// The call is about one device and has the quota of another.
+    /// The call is for one device and carries the quota of another.
     #[error("device {asked}: the call carries the quota of device {quota}")]
     QuotaOfAnother {
         /// The device of the call.
@@ -35,10 +35,10 @@ pub enum CallRefused {
     /// A device is named twice in one registration.
     #[error("device {0} is named twice; expected once")]
     NamedTwice(GpuId),
-    /// No device, or too many.
+    /// No device, or too many, in a registration.
     #[error("{0} devices; expected 1 to {limit}", limit = protocol::MAX_DEVICES)]
     DeviceCount(usize),
-    /// A session names more devices than one registration may.
+    /// Too many devices in a session.
     #[error(
         "session {session:?} has {own} devices and asks for {more} more; expected at most {limit}",
         limit = protocol::MAX_DEVICES
@@ -46,9 +46,9 @@ pub enum CallRefused {
     SessionDevices {
         /// The session.
         session: String,
-        /// How many devices it has named.
+        /// Devices that the session has named.
         own: usize,
-        /// How many the call adds.
+        /// Devices that the call adds.
         more: usize,
     },
     /// The node has no such device.
@@ -59,58 +59,58 @@ pub enum CallRefused {
         /// The node's devices.
         present: Vec<GpuId>,
     },
-    /// One user has asked for the daemon's state too often without reading the answers.
+    /// Too many answers about the state are unread.
     #[error("user {uid} has {own} unread answers about the state; read one before asking again")]
     StatusNotRead {
         /// The user.
         uid: u32,
-        /// How many answers are under way.
+        /// Unread answers.
         own: usize,
     },
-    /// One user has as many items as are left for all others.
+    /// The user holds as many items as are left for all others.
     #[error(
         "user {uid} has {own} {what}, as many as are left for all other users; close some first"
     )]
     TooMany {
-        /// Which items.
+        /// The kind of items.
         what: &'static str,
         /// The user.
         uid: u32,
-        /// How many it has.
+        /// Items that the user holds.
         own: usize,
     },
-    /// One user asks for items when nearly all belong to others.
+    /// Nearly all items belong to other users.
     #[error("user {uid} has {own} {what} and asks for {more} more, but other users hold the rest")]
     TakenByOthers {
-        /// Which items.
+        /// The kind of items.
         what: &'static str,
         /// The user.
         uid: u32,
-        /// How many it has.
+        /// Items that the user holds.
         own: usize,
-        /// How many the call adds.
+        /// Items that the call adds.
         more: usize,
     },
-    /// The worker is not known: it never existed, it has ended, the daemon was restarted, or it belongs to another
-    /// process, which is not to be told.
+    /// Unknown worker: it never existed, has ended, predates a restart of the daemon, or belongs to another process,
+    /// which the text does not reveal.
     #[error("worker {0} is unknown; register first")]
     UnknownWorker(u64),
-    /// The worker's session has no quota on that device.
+    /// The worker did not name the device at registration.
     #[error("device {0} was not named when this worker was registered")]
     UnknownDevice(GpuId),
-    /// The session has no limit on the device, so there is nothing to ask for.
+    /// The session has no compute limit on the device, so no lease is needed.
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
     NoLimit(GpuId),
-    /// No such session is known, or it belongs to another user, who is not to be told.
+    /// Unknown session, or one of another user, which the text does not reveal.
     #[error("session {0} is unknown")]
     UnknownSession(u64),
     /// Only an operator may do this.
     #[error("only root and the daemon's own user may declare a device healthy")]
     NotOperator,
-    /// The daemon has never seen the device.
+    /// The device was never observed.
     #[error("the daemon does not observe device {0}")]
     NotObserved(GpuId),
-    /// The session cannot be kept from a device.
+    /// The session has no compute share on the device, so leases cannot hold it back.
     #[error("session {session:?} has no compute share on device {device}, so it cannot be frozen")]
     NoTimeLimit {
         /// The session.
@@ -118,7 +118,8 @@ pub enum CallRefused {
         /// The device.
         device: GpuId,
     },
-    /// The same, but its pages limit it there: its processes have not told the daemon of that.
+    /// Like [`Self::NoTimeLimit`], but the session's pages do limit it: its processes have not reported the limit to the daemon
+    /// yet.
     #[error(
         "session {session:?} cannot be frozen yet: none of its programs has used device {device} since the compute \
          share was set, so the daemon does not know of it"
@@ -168,7 +169,7 @@ impl CallRefused {
     }
 }
 
-/// Why calls are refused, in a word: each refusal is counted under one.
+/// Labels under which refusals are counted.
 const REASONS: [&str; 8] = [
     "bad_request",
     "protocol",

@@ -1,7 +1,7 @@
-//! The daemon over TCP: whoever has the token may read what the token's owner may see.
+//! The state over TCP, read-only: callers with the token see what the token's owner may see.
 //!
-//! Nobody attests who is at the other end, and no process there can be watched or share memory. So
-//! no process registers here, and nothing is changed.
+//! Nobody attests the process at the other end, and it cannot be watched or share memory. So no process registers here,
+//! and nothing can be changed.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -21,45 +21,45 @@ use super::api::{error_to_problem, turned_away};
 use super::identity::{Caller, Owner};
 use super::pacing::Paced;
 
-/// Connections at once.
+/// Most concurrent connections.
 const CONNECTIONS: usize = 32;
-/// A handshake of TLS takes the daemon's time, before it is known who calls.
+/// Rate of new connections: a TLS handshake costs CPU time before the caller is known.
 const OPENED: Pace = Pace { each_second: 100, at_once: 100 };
-/// A longer token is none.
+/// Longest token file, in bytes.
 const LONGEST_TOKEN: u64 = 4096;
-/// Longer certificates and keys are none.
+/// Longest certificate or key file, in bytes.
 const LONGEST_PEM: u64 = 1 << 20;
 
-/// Where to listen, and for whom.
+/// Settings of the TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The address. Without `tls` it should be one of this machine: nothing is encrypted.
+    /// Address to listen on. Without `tls` it should be a loopback address: nothing is encrypted.
     pub address: SocketAddr,
-    /// Where the token is.
+    /// Where to read the token.
     pub token: TokenSource,
-    /// The files of the certificate and the key, where TLS is to be spoken.
+    /// Certificate and key; `None`: no TLS.
     pub tls: Option<TlsFiles>,
 }
 
-/// By what the daemon proves over TLS who it is: files in PEM.
+/// PEM files with the daemon's certificate and key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Its certificate, and those that lead to the CA.
+    /// The daemon's certificate, followed by those that lead to the CA.
     pub certificate: PathBuf,
-    /// The key.
+    /// The private key.
     pub key: PathBuf,
 }
 
-/// Where the token is.
+/// Where to read the token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
     /// In a file.
     File(PathBuf),
-    /// It is this one, from the variable [`TOKEN_VARIABLE`]. Its bearer calls as the daemon's own user.
+    /// The token itself, from the variable [`TOKEN_VARIABLE`]. Its bearer counts as the daemon's own user.
     Variable(String),
 }
 
-/// The variable that holds the token where no file does. Processes of the daemon's user and root can read it.
+/// The variable with the token, if no file is named. Processes of the daemon's user and of root can read it.
 pub const TOKEN_VARIABLE: &str = ::limits::env::TOKEN;
 
 // A derived implementation would show the token.
@@ -72,49 +72,49 @@ impl std::fmt::Debug for TokenSource {
     }
 }
 
-/// Why a daemon does not listen on TCP.
+/// Why the TCP port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// A file cannot be read.
     #[error("the {what} in {file}: {source}", file = file.display())]
     Unreadable {
-        /// What should be in it.
+        /// Kind of the file's content.
         what: &'static str,
         /// The file.
         file: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// Others can read a secret, or have written it.
+    /// Another user can read the secret, or owns the file.
     #[error(
         "the {what} in {file}: owned by user {uid} with mode {mode:03o}; expected a file of user {own} or root with \
          mode 600",
         file = file.display()
     )]
     NotSecret {
-        /// What should be in it.
+        /// Kind of the file's content.
         what: &'static str,
         /// The file.
         file: PathBuf,
-        /// Its user.
+        /// Owner of the file.
         uid: u32,
         /// Its permission bits.
         mode: u32,
         /// The daemon's user.
         own: u32,
     },
-    /// The token is too easy to guess, too long, or no text.
+    /// The token is too weak, too long, or not text.
     #[error("the token in {file}: {source}", file = file.display())]
     Weak {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the token.
         source: WeakToken,
     },
-    /// The same of the variable.
+    /// The token in the variable is too weak.
     #[error("the token in {TOKEN_VARIABLE}: {0}")]
     WeakVariable(WeakToken),
-    /// With these files no TLS can be spoken.
+    /// Certificate and key cannot be used for TLS.
     #[error("TLS by {certificate} and {key}: {source}", certificate = files.certificate.display(), key = files.key.display())]
     Tls {
         /// The files.
@@ -122,7 +122,7 @@ pub enum RemoteError {
         /// What is wrong with them.
         source: ServerTlsError,
     },
-    /// The address cannot be used.
+    /// The address cannot be bound.
     #[error("cannot listen: {address}: {source}")]
     Bind {
         /// The address.
@@ -132,7 +132,7 @@ pub enum RemoteError {
     },
 }
 
-/// A token, and on whose behalf its bearer calls: the user that the file belongs to.
+/// A token, and the user as whom its bearer calls: the file's owner.
 #[derive(Clone, Debug)]
 struct Token {
     token: BearerToken,
@@ -160,13 +160,13 @@ impl Token {
         Ok(Self { token, owner: Owner::user(uid) })
     }
 
-    /// Lets only those pass to `endpoint` who have the token, and only to read.
+    /// Wraps `endpoint`: only callers with the token pass, and only to read.
     fn guard<E: Endpoint>(self, endpoint: E) -> Guarded<E> {
         Guarded { token: self, endpoint }
     }
 }
 
-/// A secret in a file that nobody else can read, and whose file it is.
+/// Reads a secret from a file that nobody else can read; returns it and the file's owner.
 fn secret(what: &'static str, path: &Path, longest: u64) -> Result<(String, u32), RemoteError> {
     let file = || path.to_owned();
     let unreadable = |source| RemoteError::Unreadable { what, file: file(), source };
@@ -197,7 +197,7 @@ impl TlsFiles {
     }
 }
 
-/// A bound port, and who may read there.
+/// A bound port and its token.
 #[derive(Debug)]
 pub(super) struct RemoteListener {
     listener: BoundedTcpListener,
@@ -206,7 +206,7 @@ pub(super) struct RemoteListener {
 }
 
 impl RemoteListener {
-    /// Reads the secrets, binds the address, and says what that means.
+    /// Reads the secrets, binds the address, and warns if nothing is encrypted.
     pub(super) fn bind(remote: &Remote) -> Result<Self, RemoteError> {
         let token = Token::of(&remote.token)?;
         let tls = remote.tls.as_ref().map(TlsFiles::read).transpose()?;
@@ -225,7 +225,7 @@ impl RemoteListener {
         Ok(Self { listener, tls, token })
     }
 
-    /// Lets those read at `routes` who have the token. Never returns.
+    /// Serves `routes` to callers with the token. Never returns.
     pub(super) async fn serve(self, routes: impl Endpoint + 'static) -> Infallible {
         let read = self.token.guard(routes);
         let read = Paced::new(read.catch_all_error(error_to_problem).after(hang_up_on_strangers));
@@ -236,7 +236,7 @@ impl RemoteListener {
     }
 }
 
-/// After a wrong token the connection is over: another try costs another one of the few.
+/// Closes the connection after a wrong token: each further attempt needs another of the few connections.
 async fn hang_up_on_strangers(answer: poem::Result<Response>) -> poem::Result<Response> {
     let mut answer = answer?;
     if answer.status() == StatusCode::UNAUTHORIZED {

@@ -1,4 +1,5 @@
-//! `hypervisor node`, `hypervisor scheduler` and `hypervisor webhook`: the same program in its roles for Kubernetes.
+//! The Kubernetes roles of this program: `hypervisor node`, `hypervisor scheduler` and `hypervisor webhook`. `main`
+//! calls this.
 
 use std::io;
 use std::path::Path;
@@ -11,32 +12,32 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::end::Ends;
 
-/// Why the role ends.
+/// Why a role ends.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
-    /// It cannot do its work.
+    /// The node agent failed.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// It cannot do its work.
+    /// The scheduler extender failed.
     #[error(transparent)]
     Extender(#[from] extender::ExtenderError),
-    /// It cannot do its work.
+    /// The webhook failed.
     #[error(transparent)]
     Webhook(#[from] webhook::WebhookError),
-    /// The cluster cannot be read.
+    /// The cluster could not be read.
     #[error(transparent)]
     Explain(#[from] extender::ExplainError),
-    /// The system refuses what every program needs.
+    /// The system refused a basic resource, such as a thread.
     #[error("{what}: {source}")]
     System {
-        /// What was wanted.
+        /// The failed operation.
         what: &'static str,
         /// The system's reason.
         source: io::Error,
     },
 }
 
-/// Offers the GPUs that NVML shows until a signal asks to end.
+/// Runs the node agent, which offers the GPUs that NVML shows, until a signal ends it.
 ///
 /// # Errors
 /// [`RoleError`].
@@ -44,7 +45,7 @@ pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError>
     run(async |end| Ok(::node::serve(options, source(nvml), end).await?))
 }
 
-/// Serves kube-scheduler until a signal asks to end.
+/// Runs the extender of kube-scheduler until a signal ends it.
 ///
 /// # Errors
 /// [`RoleError`].
@@ -52,7 +53,7 @@ pub fn run_extender(options: &extender::Options) -> Result<(), RoleError> {
     run(async |end| Ok(extender::serve(options, end).await?))
 }
 
-/// Completes and checks pods for API servers until a signal requests the end.
+/// Runs the webhook, which completes and checks pods for API servers, until a signal ends it.
 ///
 /// # Errors
 /// [`RoleError`].
@@ -60,7 +61,7 @@ pub fn run_webhook(options: &webhook::Options) -> Result<(), RoleError> {
     run(async |end| Ok(webhook::serve(options, end).await?))
 }
 
-/// Nodes and pods of a cluster, as they are now.
+/// Reads the current nodes and pods of a cluster.
 ///
 /// # Errors
 /// [`RoleError`].
@@ -88,7 +89,7 @@ fn run(serve: impl AsyncFnOnce(End) -> Result<(), RoleError>) -> Result<(), Role
     served
 }
 
-/// Looks at all that the node's part needs, and changes nothing.
+/// Checks everything that the node agent needs, without changing anything.
 ///
 /// # Errors
 /// [`RoleError`].

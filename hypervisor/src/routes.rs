@@ -1,4 +1,4 @@
-//! The routes of the limiter; each hands its call to the core. Beside them is the [API](super::api).
+//! The limiter's routes, each a call of [`Core`]. The [API](super::api) is separate.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ pub(super) fn routes(core: Arc<Core>) -> impl Endpoint {
         .at(path::REPORT, post(report))
         .data(Arc::clone(&core))
         .catch_all_error(error_to_json);
-    // Outermost: a path that cannot be decoded is refused before any route is found.
+    // Outermost, because an undecodable path is refused before a route is found.
     Route::new()
         .nest_no_strip(path::ROOT, limiter)
         .nest("/", api::routes(&core))
         .catch_all_error(api::error_to_problem)
 }
 
-/// Tells that a call is refused.
+/// Counts a refused call and converts it to an answer.
 fn refuse(core: &Core, caller: &Caller, refused: CallRefused) -> ApiError {
     core.tell_refused(caller, &refused);
     ApiError::from(refused)

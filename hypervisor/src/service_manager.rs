@@ -1,6 +1,5 @@
-//! What passes between the daemon and the service manager that started it (systemd): a socket that is
-//! already open, and word on how it goes (sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3)).
-//! Without a manager nothing of this happens.
+//! Communication with the service manager (systemd): takes over a socket that is already open, and reports state
+//! (sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3)). Without a service manager nothing happens.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -15,33 +14,33 @@ use sd_notify::NotifyState;
 
 use crate::core::{Alive, Core};
 
-/// The status is told this often at least, if it has changed.
+/// Longest time between two reports, if the status has changed.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
-/// How long the last word may take.
+/// Longest time for the last report.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
-/// Why what the manager passes cannot be used.
+/// Why the passed socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PassedError {
-    /// Too many, or not even one that can be used.
+    /// Not exactly one usable socket.
     #[error("LISTEN_FDS passes {0} sockets; expected one Unix stream socket")]
     Count(usize),
-    /// It is of another kind.
+    /// Not a listening Unix stream socket.
     #[error("the socket that LISTEN_FDS passes: {0}; expected a listening Unix stream socket")]
     Kind(io::Error),
-    /// It is at no path, or somewhere else than the user wants.
+    /// The socket has no path, or another path than the user wants.
     #[error(
         "LISTEN_FDS passes the socket {found}, but --socket names {wanted}; name the same path, or leave --socket out"
     )]
     Elsewhere {
-        /// Where it is.
+        /// The socket's path.
         found: String,
-        /// What the user said.
+        /// The user's path.
         wanted: String,
     },
 }
 
-/// The socket that the manager opened, and its path.
+/// The socket passed by the service manager, and its path.
 pub(crate) fn passed_socket(
     wanted: Option<&PathBuf>,
 ) -> Result<Option<(UnixListener, PathBuf)>, PassedError> {
@@ -65,8 +64,8 @@ pub(crate) fn passed_socket(
     }
 }
 
-/// Tells the manager that the daemon serves, how it goes, and at last that it ends. A thread of its own
-/// does so: a manager that does not read must hold nobody up.
+/// Reports to the service manager: ready, status, watchdog, stopping. In a thread of its own, so that a manager that
+/// does not read cannot block the daemon.
 #[derive(Debug)]
 pub(crate) struct Told {
     end: Sender<()>,
@@ -74,7 +73,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// From now on calls are answered.
+    /// Reports that calls are answered, and starts the thread.
     pub(crate) fn serves(core: &Arc<Core>) -> io::Result<Self> {
         let (end, asked) = channel();
         let (done, ended) = channel();
@@ -99,7 +98,7 @@ impl Drop for Told {
 }
 
 fn tell(core: &Core, end: &Receiver<()>) {
-    // Twice in the time in which it wants to hear of the daemon.
+    // Half the watchdog interval, as sd_watchdog_enabled(3) recommends.
     let watchdog = sd_notify::watchdog_enabled().map(|within| within / 2);
     let every = watchdog.map_or(STATUS_EVERY, |watchdog| watchdog.min(STATUS_EVERY));
     let mut told = None;
@@ -117,7 +116,7 @@ fn tell(core: &Core, end: &Receiver<()>) {
                 said(&states);
                 told = Some(*alive);
             }
-            // Who is watched and says nothing is started anew.
+            // Without the signal the service manager restarts the daemon.
             Err(stuck) => {
                 tracing::error!(%stuck, "not signalling the watchdog, because the daemon cannot serve");
                 let status = format!("Cannot serve: {stuck}");

@@ -1,4 +1,4 @@
-//! The folder of the daemon's socket.
+//! The directory of the daemon's socket: default, creation and trust.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use protocol::socket::default_sockets;
 
-/// The file modes of the daemon's socket and its folder.
+/// File modes of the daemon's socket and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Modes {
     pub(super) folder: u32,
@@ -23,30 +23,28 @@ pub(super) fn modes() -> Modes {
     }
 }
 
-/// Where this user's daemon listens by default: the last of the places in which its programs look
-/// for one.
+/// Default socket of this user's daemon: the last of the paths that the user's programs try.
 pub(super) fn default_socket() -> Option<PathBuf> {
     default_sockets().pop()
 }
 
-/// Makes the folder of the default socket if it does not exist. A folder that another user may have
-/// prepared is refused: anyone can make one in /tmp.
+/// Creates the directory of the default socket if missing. A directory of another user is refused: anyone can create
+/// one in /tmp.
 pub(super) fn prepare(socket: &Path, mode: u32) -> io::Result<()> {
     let Some(folder) = folder_of(socket) else { return Ok(()) };
     match DirBuilder::new().mode(mode).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // A link may be another user's, too.
+    // A symbolic link may belong to another user, too.
     is_trusted(&fs::symlink_metadata(folder)?)
 }
 
-/// Checks the folder of a socket that the user chose. It is not made: a folder that does not exist
-/// is a mistake.
+/// Checks the directory of a socket that the user chose. It is not created, because a missing directory is a mistake.
 pub(super) fn check(socket: &Path) -> io::Result<()> {
     match folder_of(socket).map(fs::metadata) {
         Some(Ok(found)) if found.is_dir() => is_trusted(&found),
-        // The listener says what is wrong.
+        // The listener reports the problem.
         _ => Ok(()),
     }
 }
@@ -55,7 +53,7 @@ fn folder_of(socket: &Path) -> Option<&Path> {
     socket.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Whether nobody but this user or root can have prepared it.
+/// Whether the directory belongs to this user or root.
 pub(super) fn is_trusted(folder: &Metadata) -> io::Result<()> {
     if !folder.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());

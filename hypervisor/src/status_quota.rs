@@ -1,5 +1,5 @@
-//! Limits answers about the daemon's state. Such an answer may be long: it takes memory until its
-//! caller has read it, and time in which nobody else is served.
+//! Limits answers about the daemon's state. Such an answer may be long: it occupies memory until its caller has read
+//! it, and the lock while it is made.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,32 +8,32 @@ use std::time::{Duration, Instant};
 use super::identity::{Owner, Party};
 use super::refused::CallRefused;
 
-/// Answers for one user that are under way at once.
+/// Most concurrent answers per party.
 pub(super) const AT_ONCE: usize = 4;
-/// A user's answers take one part in so many of the daemon's time.
+/// A party's answers take at most this fraction (1/n) of the daemon's time.
 const PARTS: u32 = 10;
 
-/// The answers under way. Each container has its own part: root in one of them keeps nobody else waiting.
+/// Answers in progress by party: root in one container delays nobody else.
 #[derive(Debug, Default)]
 pub(super) struct StatusQuota(Mutex<HashMap<Party, Answers>>);
 
 #[derive(Debug)]
 struct Answers {
     under_way: usize,
-    /// No answer is made before this.
+    /// Earliest time of the next answer.
     next_at: Instant,
-    /// How long the last one took to make.
+    /// How long the latest answer took to make.
     took: Duration,
 }
 
-/// The right to one answer, until it is dropped.
+/// The right to one answer; released on drop.
 #[derive(Debug)]
 pub(super) struct StatusPermit {
     quota: Arc<StatusQuota>,
     party: Party,
-    /// By how much it delays the next one, until it is made.
+    /// Delay of the party's next answer that this answer causes; an estimate until it is made.
     ahead: Duration,
-    /// How long the caller has to wait.
+    /// How long the caller must wait.
     pub(super) wait: Duration,
 }
 
@@ -65,7 +65,7 @@ impl StatusQuota {
 }
 
 impl StatusPermit {
-    /// Notes how long the answer took to make, until now.
+    /// Records how long the answer took to make.
     pub(super) fn took(&mut self, took: Duration, now: Instant) {
         self.ahead = Duration::ZERO;
         if let Some(own) = self.quota.answers().get_mut(&self.party) {
@@ -79,7 +79,7 @@ impl Drop for StatusPermit {
     fn drop(&mut self) {
         if let Some(own) = self.quota.answers().get_mut(&self.party) {
             own.under_way -= 1;
-            // Whoever went away without an answer delays nobody.
+            // A caller that left without an answer delays nobody.
             own.next_at = own.next_at.checked_sub(self.ahead).unwrap_or(own.next_at);
         }
     }

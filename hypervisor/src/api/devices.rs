@@ -1,4 +1,4 @@
-//! Devices.
+//! `/api/v1/devices`: the node's devices, and declaring a device healthy.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Events, as they come.
+//! `/api/v1/events`: a stream of events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::problem::Refused;
 use crate::core::Core;
 use crate::identity::Caller;
 
-/// A line goes out at least this often, so that a reader that is gone is noticed.
+/// Longest silence of the stream: the periodic line reveals a reader that has disconnected.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 pub(super) struct Events(pub(super) Arc<Core>);

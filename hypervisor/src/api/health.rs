@@ -1,4 +1,4 @@
-//! Whether the daemon lives, and whether it can serve.
+//! `/healthz` and `/readyz`: whether the daemon answers, and whether it can serve.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Processes, and the leases that they hold.
+//! `/api/v1/workers` and `/api/v1/leases`: processes, and the leases that they hold.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Changes of limits.
+//! `/api/v1/sessions/{id}/limits`: changes a session's limits.
 //!
-//! Limits live in the session's pages. The daemon changes them there, in the same way as `sluice limit`, and learns
-//! from the page who has taken the change. That its schedulers go by it is told by the session's processes.
+//! Limits live in the session's pages. The daemon changes them there, like `sluice limit`, and reads in the page which
+//! processes have applied the change. The session's processes then report the new limits to the daemon's schedulers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,9 +25,9 @@ use crate::core::{Core, SessionToChange};
 use crate::elsewhere;
 use crate::identity::Caller;
 
-/// How long other changes of the same limits are waited for.
+/// How long to wait for a concurrent change of the same limits.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long to wait until the processes have taken a change, unless the caller says so.
+/// Default of `wait_ms`.
 const WAIT_MS: u32 = 100;
 
 const NAMES: Names = Names {
@@ -87,7 +87,7 @@ fn change_session(
     for path in session.pages.iter().filter(|path| is_chosen(path, change)) {
         let page = session.open(path).map_err(|error| no_page(&error))?;
         let uuid = page.device();
-        // In vain where somebody holds the lock for ever: it is no protection from the session itself.
+        // A lock that is held forever times out: it does not protect from the session itself.
         locks.push(page.lock_limits(until));
         let before = page.look().map_err(|error| no_page(&error))?.limits();
         let title = uuid.to_string();
@@ -102,7 +102,7 @@ fn change_session(
         changes.push((page, before, after, used));
     }
     if process.is_some_and(|process| !process.is_running()) {
-        // Whoever has its id now may be in another container.
+        // The process id may have been reused, in another container.
         return Err(out_of_reach(&wanted.name, "its process has just ended"));
     }
     if changes.is_empty() {
@@ -124,7 +124,7 @@ fn change_session(
         .collect())
 }
 
-/// Whether a session's pages limit its time on a device. Its processes may not have told the daemon of that.
+/// Whether a session's pages limit its time on a device. Its processes may not have reported that limit to the daemon.
 pub(super) fn limits_time(wanted: &SessionToChange, device: GpuId) -> bool {
     let Ok((session, _)) = found(wanted) else { return false };
     let limits = |path: &std::path::Path| {
@@ -134,19 +134,19 @@ pub(super) fn limits_time(wanted: &SessionToChange, device: GpuId) -> bool {
     session.pages.iter().any(|path| named(path) == Some(device) && limits(path))
 }
 
-/// The device that a page is called like.
+/// The device that a page's file name denotes.
 fn named(page: &std::path::Path) -> Option<GpuId> {
     page.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok())
 }
 
-/// Whether a page is of the device that is to be changed. A page is called like its device, so that a damaged one of
-/// another device is in nobody's way.
+/// Whether a page belongs to a device to be changed. Decided by file name, so a damaged page of another device does not
+/// matter.
 fn is_chosen(page: &std::path::Path, change: &LimitChange) -> bool {
     let wanted = change.device.as_ref().map(|wanted| wanted.parse::<GpuId>());
     wanted.is_none_or(|wanted| wanted.is_ok_and(|wanted| named(page) == Some(wanted)))
 }
 
-/// The change that is asked for.
+/// Converts the body to a request of crate `limits`.
 fn request(change: &LimitChange) -> Result<Request, Refused> {
     let mut request = Request {
         memory: change
@@ -184,8 +184,8 @@ fn out_of_reach(name: &str, why: &str) -> Refused {
     Refused::new(ProblemCode::NoPage, message, accepted)
 }
 
-/// The session's directory, and the process that it was found through, if that may be in a container. The session's
-/// processes tell the daemon the last part of its name.
+/// The session's directory; if that is visible only to one of the session's processes (in a container), also that
+/// process. The daemon knows only the last part of the directory's name.
 fn found(wanted: &SessionToChange) -> Result<(Found, Option<ProcessIdentity>), Refused> {
     let SessionToChange { uid, name, processes, .. } = wanted;
     if wanted.is_beside {

@@ -1,4 +1,4 @@
-//! The figures for Prometheus.
+//! `/metrics`: figures for Prometheus.
 
 use std::sync::Arc;
 

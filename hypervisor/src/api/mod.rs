@@ -1,5 +1,5 @@
-//! The daemon's API: `/api/v1`, described by OpenAPI, and `/healthz`, `/readyz` and `/metrics`. The messages are in the crate
-//! `api`.
+//! The daemon's HTTP API: `/api/v1`, `/healthz`, `/readyz` and `/metrics`. Handlers call [`Core`]; the messages are in
+//! the crate `api`.
 
 mod devices;
 mod events;
@@ -46,7 +46,8 @@ fn service(core: &Arc<Core>) -> OpenApiService<Apis, ()> {
     OpenApiService::new(apis, TITLE, api::VERSION)
 }
 
-/// The API's routes, and the description of them. Errors outside of its calls are left to [`error_to_problem`].
+/// The API's routes and their OpenAPI description. The caller turns errors outside the handlers into a
+/// [`Problem`](api::Problem) by [`error_to_problem`].
 pub(crate) fn routes(core: &Arc<Core>) -> impl Endpoint + use<> {
     let service = service(core);
     let description = service.spec_endpoint();

@@ -1,4 +1,4 @@
-//! Bodies. serde reads and writes them; `poem_openapi` describes them.
+//! Bodies of calls and answers: serde reads and writes them, `poem_openapi` describes them.
 
 use http_bidir_comm::server::{Answer, AnswerKept, Body};
 use poem::{FromRequest, IntoResponse, Request, RequestBody, Response};
@@ -13,7 +13,7 @@ use crate::status_quota::StatusPermit;
 
 pub(super) const JSON: &str = "application/json";
 
-/// The body of a call, within the bounds of [`Body`].
+/// The body of a call, with the bounds of [`Body`].
 pub(super) struct Call<T>(pub(super) T);
 
 impl<T: Type> Payload for Call<T> {
@@ -42,7 +42,7 @@ impl<T: Type + DeserializeOwned> ParsePayload for Call<T> {
 
 impl_apirequest_for_payload!(Call<T>, T: Type + DeserializeOwned);
 
-/// An answer, with the right to send it if it may be long.
+/// An answer, and the permit for a long answer.
 pub(super) struct Sent<T> {
     value: T,
     permit: Option<StatusPermit>,

@@ -1,4 +1,4 @@
-//! Refusals of the API: a status, and what is wrong.
+//! Refusals of the API: HTTP status and [`Problem`].
 
 use api::{Problem, ProblemCode};
 use limits::RequestError;
@@ -86,7 +86,7 @@ impl From<CallRefused> for Refused {
     }
 }
 
-/// The code for a status that says all there is.
+/// The code for a status without further details.
 fn code(status: StatusCode) -> ProblemCode {
     match status {
         StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => ProblemCode::Forbidden,
@@ -101,7 +101,7 @@ fn code(status: StatusCode) -> ProblemCode {
     }
 }
 
-/// A call is refused before any route is found.
+/// Refuses a call before a route is found.
 pub(crate) fn turned_away(
     status: StatusCode,
     message: &'static str,
@@ -110,7 +110,7 @@ pub(crate) fn turned_away(
     Refused { status, ..Refused::new(code(status), message, accepted) }.into()
 }
 
-/// Turns any error of the routes into a [`Problem`].
+/// Converts an error of a route to a [`Problem`].
 pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
     if error.is_from_response() {
         return error.into_response();
@@ -126,7 +126,7 @@ pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
     }
     let accepted = "what GET /api/v1/openapi.json describes";
     let refused = Refused::new(code(error.status()), message, accepted);
-    // Several statuses share a code.
+    // Several statuses share a code, so the original status is kept.
     Refused { status: error.status(), ..refused }.into_response()
 }
 

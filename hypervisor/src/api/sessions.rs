@@ -1,4 +1,4 @@
-//! Sessions, and how they are stopped for a while.
+//! `/api/v1/sessions`: sessions, freeze and thaw.
 
 use std::sync::Arc;
 
