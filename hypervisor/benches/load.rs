@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crowd::{Crowd, Plan, Told, Worker, cpu_time, durations, most_memory, now_us, quantile};
 use limits::ComputeLimit;
-use scheduler::{Scheduler, SessionId, Told as Report, Tuning, WorkerId};
+use scheduler::{Scheduler, SessionId, Told as Report, WorkerId};
 
 const CROWD: Plan = Plan {
     workers: 1_000,
@@ -86,7 +86,7 @@ fn wait_for(socket: &Path) {
 fn decisions() {
     // An eighth of the crowd, as it is spread over the devices; and all of it on one.
     for (sessions, workers, rounds) in [(25, 125, 200_000), (200, 1_000, 20_000)] {
-        let mut device = Scheduler::new(Tuning::default());
+        let mut device = Scheduler::default();
         for session in 0..sessions {
             let limit = ComputeLimit::fixed(1_000_000 / sessions);
             device.set_session(SessionId(session.into()), limit, 0).unwrap();

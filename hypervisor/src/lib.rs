@@ -67,7 +67,6 @@ use self::page_memory::PageWatch;
 use self::remote::RemoteListener;
 use self::service_manager::Told;
 use self::state::{Beginning, Choice};
-use scheduler::Tuning;
 
 /// Settings of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -198,7 +197,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let listener = listener.with_filter(admission);
     let beginning = beginning(options, &socket)?;
     let policy = options.observation.unknown_processes;
-    let core = Core::new(Tuning::default(), connections, sources, beginning.as_ref(), policy);
+    let core = Core::new(connections, sources, beginning.as_ref(), policy);
     let keeper = beginning.map(|beginning| beginning.keep(Arc::clone(&core))).transpose();
     let _keeper = keeper.map_err(|source| DaemonError::System { what: "threads", source })?;
     let _watch =

@@ -10,27 +10,20 @@
 
 use limits::bucket::{self, Bucket, DEEPEST_DEBT_NS};
 use limits::recent::{Recent, WINDOW_NS, share_ppm};
-use limits::turns::{self, Handover};
+use limits::turns;
 use limits::units::PPM_ONE;
-
 use limits::{ComputeLimit, Priority};
 
-/// What a lease is paid from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Paid {
-    /// The guaranteed share.
-    Own,
-    /// Time that would have been idle.
-    Spare,
-}
+use crate::order::Order;
+use crate::types::Paid;
 
 /// Time since the last reports on leases, as far as it was probably used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Untold {
-    pub(super) own_ns: u64,
-    pub(super) all_ns: u64,
+pub(crate) struct Untold {
+    pub(crate) own_ns: u64,
+    pub(crate) all_ns: u64,
     /// The longest time since the last report of any holder. 0: no worker holds.
-    pub(super) longest_ns: u64,
+    pub(crate) longest_ns: u64,
 }
 
 /// What an account has left: more than nothing is savings, less is debt.
@@ -42,12 +35,31 @@ pub struct SavedBalance {
     pub ceiling_ns: Option<i64>,
 }
 
+/// All time charged to an account since it is known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Charged {
+    pub(crate) all_ns: u64,
+    pub(crate) spare_ns: u64,
+    since_ns: u64,
+    recent: Recent,
+}
+
+impl Charged {
+    /// The share of the device's time that it was charged in the last ten seconds, or since it is known, in millionths.
+    /// What has not been reported yet comes later.
+    pub(crate) fn recent_share_ppm(&self, now: u64) -> Option<u32> {
+        self.recent.share_ppm(now, now.saturating_sub(self.since_ns).min(WINDOW_NS))
+    }
+
+    /// The same since it is known.
+    pub(crate) fn mean_share_ppm(&self, now: u64) -> Option<u32> {
+        share_ppm(self.all_ns.into(), now.saturating_sub(self.since_ns))
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct Account {
+pub(crate) struct Account {
     quota: ComputeLimit,
-    guaranteed_ppm: u32,
-    /// The share by which it takes turns: see `overcommitted`.
-    turns_ppm: u32,
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,
     untold: Untold,
@@ -55,205 +67,115 @@ pub(super) struct Account {
     /// together charged for no more than the time that passed. The time goes back to the oldest
     /// last report.
     held_ns: u64,
-    charged_ns: u64,
-    spare_ns: u64,
-    /// Since when it is charged, and what in the last seconds.
-    since_ns: u64,
-    recent: Recent,
-    /// Guaranteed time used in relation to the share, in nanoseconds at a whole share. The session
-    /// with the least goes next.
-    virtual_ns: u128,
-    /// The virtual time until which its last turn was to last.
-    deadline: u128,
-    /// In this time, each session that takes turns gets its share once.
-    round_ns: u64,
-    /// It takes no part in longer ones.
-    longest_round_ns: u64,
-    /// What its turns cost.
-    handover: Handover,
-    /// Spare time used in relation to the weight.
-    spare_virtual_ns: u128,
+    charged: Charged,
+    order: Order,
     /// No turn can start before these moments, of guaranteed and of spare time. They are computed
     /// once, so that sessions that wait for long cost little. Use can only make them later.
     not_before: [u64; 2],
 }
 
 impl Account {
-    pub(super) fn new(quota: ComputeLimit, now: u64) -> Self {
+    pub(crate) fn new(quota: ComputeLimit, now: u64) -> Self {
         Self {
             quota,
-            guaranteed_ppm: quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM),
-            turns_ppm: quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM),
             own: Bucket::empty_at(now),
             ceiling: quota.ceiling_ppm().map(|ppm| (ppm, Bucket::empty_at(now))),
             untold: Untold::default(),
             held_ns: 0,
-            charged_ns: 0,
-            spare_ns: 0,
-            since_ns: now,
-            recent: Recent::default(),
-            virtual_ns: 0,
-            deadline: 0,
-            round_ns: turns::PERIOD_NS,
-            longest_round_ns: u64::MAX,
-            handover: Handover::default(),
-            spare_virtual_ns: 0,
+            charged: Charged { since_ns: now, ..Charged::default() },
+            order: Order::new(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)),
             not_before: [0; 2],
         }
     }
 
     /// Goes on with what was left, as of `at`.
-    pub(super) fn restore(&mut self, left: SavedBalance, at: u64) {
-        self.own = Bucket { balance_ns: left.balance_ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
-        if let (Some((_, bucket)), Some(ceiling_ns)) = (&mut self.ceiling, left.ceiling_ns) {
-            *bucket = Bucket { balance_ns: ceiling_ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
+    pub(crate) fn restore(&mut self, left: SavedBalance, at: u64) {
+        let bucket = |ns: i64| Bucket { balance_ns: ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
+        self.own = bucket(left.balance_ns);
+        if let (Some((_, ceiling)), Some(left_ns)) = (&mut self.ceiling, left.ceiling_ns) {
+            *ceiling = bucket(left_ns);
         }
     }
 
-    pub(super) fn left(&self) -> SavedBalance {
+    pub(crate) fn left(&self) -> SavedBalance {
         let ceiling_ns = self.ceiling.is_some().then(|| self.headroom_ns());
         SavedBalance { balance_ns: self.balance_ns(), ceiling_ns }
     }
 
-    pub(super) fn quota(&self) -> &ComputeLimit {
+    /// Whether it owes nothing.
+    pub(crate) fn is_settled_up(&self) -> bool {
+        self.balance_ns() >= 0 && self.headroom_ns() >= 0
+    }
+
+    pub(crate) fn quota(&self) -> &ComputeLimit {
         &self.quota
     }
 
-    pub(super) fn guaranteed_ppm(&self) -> u32 {
-        self.guaranteed_ppm
+    pub(crate) fn guaranteed_ppm(&self) -> u32 {
+        self.quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)
     }
 
-    pub(super) fn turns_ppm(&self) -> u32 {
-        self.turns_ppm
+    /// The most that it gets, however little others want.
+    pub(crate) fn most_ppm(&self) -> u32 {
+        if self.quota.takes_spare() {
+            self.quota.ceiling_ppm().unwrap_or(PPM_ONE)
+        } else {
+            self.quota.share_ppm
+        }
     }
 
-    /// Takes turns by its share, or by a part of it: as (part, whole).
-    pub(super) fn take_turns_by(&mut self, part: Option<(u64, u64)>) {
-        let (part, whole) = part.unwrap_or((1, 1));
-        let ppm = u64::from(self.guaranteed_ppm) * part / whole.max(1);
-        self.turns_ppm = u32::try_from(ppm).unwrap_or(u32::MAX).max(1);
-    }
-
-    pub(super) fn charged_ns(&self) -> u64 {
-        self.charged_ns
+    pub(crate) fn charged(&self) -> &Charged {
+        &self.charged
     }
 
     /// What has probably been used since the last reports.
-    pub(super) fn untold_ns(&self) -> u64 {
+    pub(crate) fn untold_ns(&self) -> u64 {
         self.untold.all_ns
     }
 
-    /// The share of the device's time that it was charged in the last ten seconds, or since it is known, in millionths.
-    /// What has not been reported yet comes later.
-    pub(super) fn recent_share_ppm(&self, now: u64) -> Option<u32> {
-        self.recent.share_ppm(now, now.saturating_sub(self.since_ns).min(WINDOW_NS))
+    pub(crate) fn order(&self) -> &Order {
+        &self.order
     }
 
-    /// The same since it is known.
-    pub(super) fn mean_share_ppm(&self, now: u64) -> Option<u32> {
-        share_ppm(self.charged_ns.into(), now.saturating_sub(self.since_ns))
+    pub(crate) fn order_mut(&mut self) -> &mut Order {
+        &mut self.order
     }
 
-    pub(super) fn spare_ns(&self) -> u64 {
-        self.spare_ns
-    }
-
-    /// The session with the least of it goes next.
-    pub(super) fn virtual_time(&self, paid: Paid) -> u128 {
-        match paid {
-            Paid::Own => self.virtual_ns,
-            Paid::Spare => self.spare_virtual_ns,
-        }
+    /// Takes turns by its share, or by a part of it: as (part, whole).
+    pub(crate) fn take_turns_by(&mut self, part: Option<(u64, u64)>) {
+        self.order.take_turns_by(self.guaranteed_ppm(), part.unwrap_or((1, 1)));
     }
 
     /// The guaranteed time with which a turn may start. One of low priority has whole turns: each delays those preferred.
-    pub(super) fn entry_ns(&self) -> u64 {
+    pub(crate) fn entry_ns(&self) -> u64 {
         match self.quota.priority {
-            Priority::High => self.entry_of(self.guaranteed_ppm),
-            Priority::Low => bucket::balance_for(self.full_turn_ns(), self.guaranteed_ppm),
+            Priority::High => self.order.entry_ns(self.guaranteed_ppm()),
+            Priority::Low => bucket::balance_for(self.order.full_turn_ns(), self.guaranteed_ppm()),
         }
     }
 
-    fn entry_of(&self, share_ppm: u32) -> u64 {
-        turns::entry_ns(share_ppm, self.round_ns, self.handover)
-    }
-
-    pub(super) fn set_handover(&mut self, handover: Handover) {
-        self.handover = handover;
-    }
-
-    /// How long its turn should be.
-    pub(super) fn full_turn_ns(&self) -> u64 {
-        turns::turn_ns(self.turns_ppm, self.round_ns)
-    }
-
-    /// The virtual time until which its next turn is to last. A turn that was longer or shorter than
-    /// it should be changes the length of the next one and not its time, as far as a turn can be
-    /// changed.
-    pub(super) fn next_deadline(&self) -> u128 {
-        let turn = self.virtually(self.full_turn_ns());
-        let least = self.virtually(turns::SHORTEST_TURN_NS).max(turn / 4);
-        (self.deadline + turn).clamp(self.virtual_ns + least, self.virtual_ns + turn / 4 * 5)
-    }
-
-    /// How long the next turn should be.
-    pub(super) fn next_turn_ns(&self) -> u64 {
-        let rest = self.next_deadline().saturating_sub(self.virtual_ns);
-        let length = rest * u128::from(self.turns_ppm) / u128::from(PPM_ONE);
-        u64::try_from(length).unwrap_or(u64::MAX)
-    }
-
-    pub(super) fn turn_begins(&mut self) {
-        self.deadline = self.next_deadline();
-    }
-
-    /// Joins those that take turns: it lags behind them by a round at most, and is not ahead.
-    pub(super) fn join_turns(&mut self, virtual_now: u128) {
-        let earliest = virtual_now.saturating_sub(self.round_ns.into());
-        self.virtual_ns = self.virtual_ns.clamp(earliest, virtual_now);
-        self.deadline = self.virtual_ns;
-    }
-
-    /// Joins those that use spare time: idling earns no precedence.
-    pub(super) fn join_spare(&mut self, virtual_now: u128) {
-        self.spare_virtual_ns = self.spare_virtual_ns.max(virtual_now);
-    }
-
-    /// Takes part in rounds of this length at most, from when the next ones are set.
-    pub(super) fn set_longest_round(&mut self, round_ns: u64) {
-        self.longest_round_ns = round_ns;
-    }
-
     /// Takes part in rounds of this length from now on.
-    pub(super) fn set_round(&mut self, round_ns: u64) {
-        // What keeps a session of low priority from starving comes once a period: each turn delays those preferred.
-        let round_ns = match self.quota.priority {
-            // What is worth a turn has to be within what may be saved up.
-            Priority::High => round_ns.min(self.longest_round_ns).min(self.handover.period_ns()),
-            Priority::Low => turns::PERIOD_NS,
-        };
-        if self.round_ns != round_ns {
-            self.round_ns = round_ns;
+    pub(crate) fn set_round(&mut self, round_ns: u64) {
+        if self.order.set_round(round_ns, self.quota.priority) {
             self.not_before = [0; 2];
         }
     }
 
-    /// A time in relation to the share.
-    fn virtually(&self, ns: u64) -> u128 {
-        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.turns_ppm.max(1))
-    }
-
     /// Guaranteed time that is left, as of the last settlement. Negative: owed.
-    pub(super) fn balance_ns(&self) -> i64 {
+    pub(crate) fn balance_ns(&self) -> i64 {
         less(self.own.balance_ns, self.untold.own_ns)
     }
 
     /// What is left below the ceiling.
-    pub(super) fn headroom_ns(&self) -> i64 {
+    fn headroom_ns(&self) -> i64 {
         self.ceiling.map_or(i64::MAX, |(_, bucket)| less(bucket.balance_ns, self.untold.all_ns))
     }
 
-    pub(super) fn settle(&mut self, now: u64, untold: Untold) {
+    fn burst_ns(&self, share_ppm: u32) -> u64 {
+        turns::burst_ns(share_ppm, self.order.handover())
+    }
+
+    pub(crate) fn settle(&mut self, now: u64, untold: Untold) {
         let passed = now.saturating_sub(self.own.settled_at_ns);
         self.held_ns = self.held_ns.saturating_add(passed).min(untold.longest_ns);
         let untold = Untold {
@@ -262,11 +184,12 @@ impl Account {
             ..untold
         };
         // Unreported time will be taken off later. Until then the bucket may hold that much more.
-        let burst =
-            turns::burst_ns(self.guaranteed_ppm, self.handover).saturating_add(untold.own_ns);
-        self.own.settle(now, self.guaranteed_ppm, burst, false);
+        let guaranteed_ppm = self.guaranteed_ppm();
+        let burst = self.burst_ns(guaranteed_ppm).saturating_add(untold.own_ns);
+        self.own.settle(now, guaranteed_ppm, burst, false);
+        let handover = self.order.handover();
         if let Some((ppm, bucket)) = &mut self.ceiling {
-            let burst = turns::burst_ns(*ppm, self.handover).saturating_add(untold.all_ns);
+            let burst = turns::burst_ns(*ppm, handover).saturating_add(untold.all_ns);
             bucket.settle(now, *ppm, burst, false);
         }
         self.untold = untold;
@@ -274,7 +197,7 @@ impl Account {
 
     /// Charges for time that one of the workers used, in a turn or not. To be called after
     /// [`Self::settle`].
-    pub(super) fn charge(&mut self, used_ns: u64, paid: Paid, turn: bool) {
+    pub(crate) fn charge(&mut self, used_ns: u64, paid: Paid, turn: bool) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;
         self.charge_more(charge, paid, turn);
@@ -282,9 +205,9 @@ impl Account {
 
     /// Charges for time that was reported before, and was used although no report said so. To be
     /// called after [`Self::settle`].
-    pub(super) fn charge_more(&mut self, charge: u64, paid: Paid, turn: bool) {
-        self.charged_ns = self.charged_ns.saturating_add(charge);
-        self.recent.note(self.own.settled_at_ns, charge);
+    pub(crate) fn charge_more(&mut self, charge: u64, paid: Paid, turn: bool) {
+        self.charged.all_ns = self.charged.all_ns.saturating_add(charge);
+        self.charged.recent.note(self.own.settled_at_ns, charge);
         if let Some((_, bucket)) = &mut self.ceiling {
             bucket.charge(charge);
         }
@@ -292,36 +215,33 @@ impl Account {
             Paid::Own => {
                 self.own.charge(charge);
                 if turn {
-                    self.virtual_ns += self.virtually(charge);
+                    self.order.use_own(charge);
                 }
             }
             Paid::Spare => {
-                self.spare_ns = self.spare_ns.saturating_add(charge);
+                self.charged.spare_ns = self.charged.spare_ns.saturating_add(charge);
                 // What keeps it from starving is what it gets in all: who has just had spare time interrupts nobody preferred.
                 if self.quota.priority == Priority::Low {
                     self.own.spend(charge);
                 }
-                let weight = u128::from(self.quota.weight.max(1));
-                self.spare_virtual_ns += u128::from(charge) * u128::from(PPM_ONE) / weight;
+                self.order.use_spare(charge, self.quota.weight);
             }
         }
     }
 
     /// Changes the quota from now on. What was earned and what is owed stay. To be called after
     /// [`Self::settle`].
-    pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64) {
+    pub(crate) fn set_quota(&mut self, quota: ComputeLimit, now: u64) {
+        let part = (u64::from(self.order.share_ppm()), u64::from(self.guaranteed_ppm()));
         self.quota = quota;
         self.not_before = [0; 2];
-        let before = u64::from(self.guaranteed_ppm);
-        let turns = (u64::from(self.turns_ppm), before);
-        self.guaranteed_ppm = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
-        self.take_turns_by(Some(turns));
-        let old = self.ceiling.map(|(_, bucket)| bucket);
-        let empty = Bucket::empty_at(now);
-        self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, old.unwrap_or(empty)));
+        self.take_turns_by(Some(part));
+        let bucket = self.ceiling.map_or(Bucket::empty_at(now), |(_, bucket)| bucket);
+        self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, bucket));
     }
 
-    pub(super) fn forget_savings(&mut self) {
+    /// Removes what it has saved up. What it owes stays.
+    pub(crate) fn forget_savings(&mut self) {
         let ceiling = self.ceiling.as_mut().map(|(_, bucket)| bucket);
         for bucket in ceiling.into_iter().chain([&mut self.own]) {
             bucket.balance_ns = bucket.balance_ns.min(0);
@@ -329,14 +249,14 @@ impl Account {
     }
 
     /// How much of the most that can be saved up has been saved up, in millionths.
-    pub(super) fn fullness_ppm(&self) -> u64 {
+    pub(crate) fn fullness_ppm(&self) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
-        turns::ratio_ppm(balance, turns::burst_ns(self.guaranteed_ppm, self.handover))
+        turns::ratio_ppm(balance, self.burst_ns(self.guaranteed_ppm()))
     }
 
     /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
     /// settlement; `kept_ns` of the guaranteed time must not be used.
-    pub(super) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
+    pub(crate) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
         let least = |entry: u64| if going_on { entry.min(1) } else { entry };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
@@ -346,14 +266,14 @@ impl Account {
                 holds(balance, least(self.entry_ns())) && self.headroom_ns() >= 0
             }
             Paid::Spare => {
-                let least = self.ceiling.map_or(0, |(ppm, _)| least(self.entry_of(ppm)));
-                self.quota.takes_spare() && holds(self.headroom_ns(), least)
+                let entry = self.ceiling.map_or(0, |(ppm, _)| least(self.order.entry_ns(ppm)));
+                self.quota.takes_spare() && holds(self.headroom_ns(), entry)
             }
         }
     }
 
     /// When [`Self::can_pay`] holds for a new turn, if nothing is used until then.
-    pub(super) fn ready_at(&self, paid: Paid) -> Option<u64> {
+    pub(crate) fn ready_at(&self, paid: Paid) -> Option<u64> {
         let ceiling = |least: &dyn Fn(u32) -> u64| match &self.ceiling {
             None => Some(0),
             Some((ppm, bucket)) => {
@@ -362,33 +282,42 @@ impl Account {
         };
         match paid {
             Paid::Own => {
-                let least = self.entry_ns();
-                let least = least.saturating_add(self.untold.own_ns);
-                Some(reach(&self.own, least, self.guaranteed_ppm)?.max(ceiling(&|_| 0)?))
+                let least = self.entry_ns().saturating_add(self.untold.own_ns);
+                Some(reach(&self.own, least, self.guaranteed_ppm())?.max(ceiling(&|_| 0)?))
             }
-            Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| self.entry_of(ppm)),
+            Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| self.order.entry_ns(ppm)),
             Paid::Spare => None,
         }
     }
 
+    /// Whether a new turn can start by now, if nothing was used since the last settlement.
+    pub(crate) fn is_ready(&self, paid: Paid, now: u64) -> bool {
+        self.ready_at(paid).is_some_and(|at| at <= now)
+    }
+
+    /// The same, as far as is known of sessions that wait for long.
+    pub(crate) fn could_begin(&self, paid: Paid, now: u64) -> bool {
+        self.not_before(paid) <= now && self.is_ready(paid, now)
+    }
+
     /// Before this moment, [`Self::can_pay`] is known to be false for a new turn.
-    pub(super) fn not_before(&self, paid: Paid) -> u64 {
+    pub(crate) fn not_before(&self, paid: Paid) -> u64 {
         self.not_before[paid as usize]
     }
 
     /// Remembers until when no turn can start. To be called when none can start now.
-    pub(super) fn remember_wait(&mut self, paid: Paid) {
+    pub(crate) fn remember_wait(&mut self, paid: Paid) {
         self.not_before[paid as usize] = self.ready_at(paid).unwrap_or(u64::MAX);
     }
 
     /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.
-    pub(super) fn affordable_ns(&self, paid: Paid, density_ppm: u64, kept_ns: u64) -> u64 {
+    pub(crate) fn affordable_ns(&self, paid: Paid, density_ppm: u64, kept_ns: u64) -> u64 {
         let below_ceiling =
             self.ceiling.map_or(u64::MAX, |(ppm, _)| lasts(self.headroom_ns(), ppm, density_ppm));
         match paid {
             Paid::Own => {
                 let balance = less(self.balance_ns(), kept_ns);
-                lasts(balance, self.guaranteed_ppm, density_ppm).min(below_ceiling)
+                lasts(balance, self.guaranteed_ppm(), density_ppm).min(below_ceiling)
             }
             Paid::Spare => below_ceiling,
         }
@@ -429,20 +358,20 @@ mod tests {
         account.settle(20 * MS, untold(20 * MS));
         account.charge(15 * MS, Paid::Own, true);
         account.charge(15 * MS, Paid::Own, true);
-        assert_eq!(account.charged_ns(), 20 * MS);
+        assert_eq!(account.charged().all_ns, 20 * MS);
         // Two workers that use a third each are both charged, however far apart their reports are.
         account.settle(40 * MS, untold(20 * MS));
         account.charge(6 * MS, Paid::Own, true);
         account.settle(50 * MS, untold(30 * MS));
         account.charge(9 * MS, Paid::Own, true);
-        assert_eq!(account.charged_ns(), 35 * MS);
+        assert_eq!(account.charged().all_ns, 35 * MS);
         account.settle(60 * MS, untold(10 * MS));
         account.charge(u64::MAX, Paid::Own, true);
-        assert_eq!(account.charged_ns(), 45 * MS);
+        assert_eq!(account.charged().all_ns, 45 * MS);
         // No worker holds: there is nothing to charge for.
         account.settle(90 * MS, Untold::default());
         account.charge(10 * MS, Paid::Own, true);
-        assert_eq!(account.charged_ns(), 45 * MS);
+        assert_eq!(account.charged().all_ns, 45 * MS);
     }
 
     #[test]
@@ -463,8 +392,8 @@ mod tests {
         account.charge(30 * MS, Paid::Spare, true);
         account.settle(100 * MS, Untold::default());
         assert_eq!((account.balance_ns(), account.headroom_ns()), (20_000_000, 20_000_000));
-        assert_eq!((account.spare_ns(), account.charged_ns()), (30 * MS, 30 * MS));
-        assert_eq!(account.virtual_time(Paid::Own), 0);
+        assert_eq!((account.charged().spare_ns, account.charged().all_ns), (30 * MS, 30 * MS));
+        assert_eq!(account.order().virtual_time(Paid::Own), 0);
         account.settle(180 * MS, untold(80 * MS));
         account.charge(80 * MS, Paid::Spare, true);
         account.settle(180 * MS, Untold::default());

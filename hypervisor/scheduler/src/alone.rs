@@ -9,125 +9,114 @@
 
 use limits::turns;
 
-use super::account::Paid;
-use super::worker::Worker;
-use super::{Scheduler, SessionId, WorkerId};
+use crate::roster::{Roster, Worker};
+use crate::tuning::ALONE_SPACING;
+use crate::turn;
+use crate::types::{Paid, SessionId, WorkerId};
 
-impl Scheduler {
+/// The workers of a device that are to have a turn alone.
+#[derive(Debug, Default)]
+pub(crate) struct TurnsAlone {
+    /// Since when some workers are suspected; `None`: none is.
+    since: Option<u64>,
+    /// These, and others that were since then.
+    suspects: Vec<WorkerId>,
+    /// No worker is suspected before this, only to make sure of what is known.
+    sure_until: u64,
+}
+
+impl TurnsAlone {
     /// Whether the turn alone of another worker keeps this one away.
-    pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
-        if self.suspects_since.is_none() {
+    pub(crate) fn keep_away(&self, roster: &Roster, worker: WorkerId) -> bool {
+        if self.since.is_none() {
             return false;
         }
-        let is_suspected = self.is_suspected(worker);
-        self.suspected().any(|(id, other)| {
+        let is_suspected = roster.is_suspected(worker);
+        let can_begin = |other: &Worker| {
+            let account = roster.account(other.session);
+            account.is_some_and(|account| account.can_pay(Paid::Own, false, 0))
+        };
+        self.suspected(roster).any(|(id, other)| {
             id != worker
                 && match other.held {
                     Some(held) => held.counts(),
                     // Suspected workers do not keep each other away: they take ordinary turns.
-                    None => !is_suspected && other.asks && self.can_begin(other),
+                    None => !is_suspected && other.asks && can_begin(other),
                 }
         })
     }
 
-    fn suspected(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        let suspects = self.suspects.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)));
+    fn suspected<'a>(&'a self, roster: &'a Roster) -> impl Iterator<Item = (WorkerId, &'a Worker)> {
+        let suspects = self.suspects.iter().filter_map(|&id| Some((id, roster.worker(id)?)));
         suspects.filter(|(_, state)| state.density.is_suspected())
-    }
-
-    pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|state| state.density.is_suspected())
-    }
-
-    fn can_begin(&self, worker: &Worker) -> bool {
-        self.sessions
-            .get(&worker.session)
-            .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0))
     }
 
     /// Takes workers for dense whose class is in doubt. To be called before anything is granted, so
     /// that none of the present holders is prolonged beside them.
-    pub(super) fn suspect(&mut self, now: u64) {
-        let tuning = self.tuning;
-        if let Some(since) = self.suspects_since {
-            for id in &self.suspects {
-                if let Some(state) = self.workers.get_mut(id) {
-                    state.density.end_overdue_suspicion(now, &tuning);
+    pub(crate) fn suspect(&mut self, roster: &mut Roster, now: u64) {
+        if let Some(since) = self.since {
+            for &id in &self.suspects {
+                if let Some(state) = roster.worker_mut(id) {
+                    state.density.end_overdue_suspicion(now);
                 }
             }
-            if self.suspected().next().is_some() {
+            if self.suspected(roster).next().is_some() {
                 return;
             }
             self.suspects.clear();
             // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
-            self.suspects_since = None;
-            self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
+            self.since = None;
+            self.sure_until = now.saturating_add(took.saturating_mul(ALONE_SPACING));
         }
-        let single = |id: &&WorkerId| !self.is_of_several(**id);
-        let begin =
-            |id: &&WorkerId| self.workers.get(id).is_some_and(|state| state.density.is_suspect());
-        let mut suspects: Vec<WorkerId> =
-            self.holding.iter().filter(single).filter(begin).copied().collect();
+        let single = || roster.holding().filter(|(id, ..)| !roster.is_of_several(*id));
+        let begin = single().filter(|(_, worker, _)| worker.density.is_suspect());
+        let mut suspects: Vec<WorkerId> = begin.map(|(id, ..)| id).collect();
         if suspects.is_empty() && now >= self.sure_until {
-            let holding = self.holding.iter().filter(single);
-            let in_doubt = holding.filter(|&&id| self.is_in_doubt(id, now));
-            let measured_at = |id: &&WorkerId| {
-                (self.workers.get(id).map(|state| state.density.measured_at()), **id)
-            };
-            suspects.extend(in_doubt.min_by_key(measured_at));
+            let in_doubt = single().filter(|(_, worker, _)| worker.density.wants_turn_alone(now));
+            let first = in_doubt.min_by_key(|(id, worker, _)| (worker.density.measured_at(), *id));
+            suspects.extend(first.map(|(id, ..)| id));
         }
-        self.begin_turns_alone(&suspects, now);
+        self.begin(&suspects, roster, now);
     }
 
-    /// Whether a turn alone may begin.
-    pub fn may_suspect(&self) -> bool {
-        self.suspects_since.is_none()
+    /// Whether one may begin.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.since.is_none()
     }
 
     /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
-    pub fn is_session_in_doubt(&self, session: SessionId, now: u64) -> bool {
-        let holds =
-            |(_, worker): &(WorkerId, &Worker)| worker.held.is_some_and(|held| held.counts());
-        self.may_suspect()
-            && self.members(session).filter(holds).any(|(id, worker)| {
-                worker.density.is_suspect() || now >= self.sure_until && self.is_in_doubt(id, now)
-            })
+    pub(crate) fn is_due(&self, roster: &Roster, session: SessionId, now: u64) -> bool {
+        let in_doubt = |worker: &Worker| {
+            let density = &worker.density;
+            density.is_suspect() || now >= self.sure_until && density.wants_turn_alone(now)
+        };
+        self.may_begin()
+            && roster.members(session).any(|(_, worker)| worker.counts() && in_doubt(worker))
     }
 
-    /// Takes all workers of a session for dense until they had a turn alone.
-    pub fn suspect_session(&mut self, session: SessionId, now: u64) {
-        let members: Vec<WorkerId> = self.members(session).map(|(id, _)| id).collect();
-        self.begin_turns_alone(&members, now);
-    }
-
-    fn begin_turns_alone(&mut self, suspects: &[WorkerId], now: u64) {
+    /// Takes these workers for dense until they had a turn alone.
+    pub(crate) fn begin(&mut self, suspects: &[WorkerId], roster: &mut Roster, now: u64) {
         if suspects.is_empty() {
             return;
         }
-        let all: u64 = suspects.iter().map(|&id| self.own_turn(id)).sum();
+        let all: u64 = suspects.iter().map(|&id| turn::own_ns(roster, id)).sum();
         let until = now.saturating_add(all).saturating_add(turns::PERIOD_NS);
-        self.suspects_since = Some(now);
+        self.since = Some(now);
         self.suspects.extend(suspects);
         for &id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
-            let wanted_ns = self.own_turn(id).min(turns::COMFORTABLE_TURN_NS);
-            if let Some(state) = self.workers.get_mut(&id) {
+            let wanted_ns = turn::own_ns(roster, id).min(turns::COMFORTABLE_TURN_NS);
+            if let Some(state) = roster.worker_mut(id) {
                 state.density.suspect(wanted_ns, until);
             }
         }
     }
 
-    /// Whether the worker's class should be known better.
-    fn is_in_doubt(&self, worker: WorkerId, now: u64) -> bool {
-        let state = self.workers.get(&worker);
-        state.is_some_and(|state| state.density.wants_turn_alone(now, &self.tuning))
-    }
-
     /// When the present suspicion is over at the latest.
-    pub(super) fn suspicion_ends_at(&self) -> Option<u64> {
-        self.suspects_since?;
-        self.suspected().filter_map(|(_, state)| state.density.suspected_until()).min()
+    pub(crate) fn end_at(&self, roster: &Roster) -> Option<u64> {
+        self.since?;
+        self.suspected(roster).filter_map(|(_, state)| state.density.suspected_until()).min()
     }
 }

@@ -17,51 +17,36 @@
 
 use std::collections::BTreeMap;
 
-use super::account::Paid;
-use super::{SessionId, share_of};
+use limits::turns::ratio_ppm;
 
-/// The length of a span.
-const SPAN_NS: u64 = 10_000_000;
-/// Longer intervals count with their end.
-const LONGEST_NS: u64 = 400 * SPAN_NS;
-/// How far figures may be off without any doubt, in millionths of the time.
-const ERROR_PPM: u64 = 50_000;
-/// What slicing may cost at most, as measured, in millionths of the time ...
-const SLICING_PPM: u64 = 220_000;
-/// ... and for each unit that those use who do not fill the device.
-const SLICING_TIMES: u64 = 2;
-/// ... and for each unit that one uses which fills the device, in millionths.
-const SLICED_PPM: u64 = 400_000;
-/// What a holder with work queued gets at least of an equal slice, in millionths.
-const SLICE_PPM: u64 = 850_000;
-const WHOLE: u64 = 1_000_000;
+use crate::tuning::{
+    ERROR_PPM, LONGEST_DRAIN_NS, SLICE_PPM, SLICED_PPM, SLICING_PPM, SLICING_TIMES, SPAN_NS,
+};
+use crate::types::{Paid, SessionId, WHOLE, portion, share_of};
 
 /// A report, or a part of one: what a session's worker did in an interval.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Claim {
+pub(crate) struct Claim {
     /// How long it held.
-    pub(super) held_ns: u64,
+    pub(crate) held_ns: u64,
     /// The part of it in which the worker was taken for one that does not fill the device.
-    pub(super) sparse_ns: u64,
+    pub(crate) sparse_ns: u64,
     /// What it says that it used.
-    pub(super) said_ns: u64,
+    pub(crate) said_ns: u64,
     /// What it was charged.
-    pub(super) charged_ns: u64,
+    pub(crate) charged_ns: u64,
     /// How long it had work queued.
-    pub(super) queued_ns: u64,
+    pub(crate) queued_ns: u64,
     /// What of that it would have used alone.
-    pub(super) wanted_ns: u64,
+    pub(crate) wanted_ns: u64,
     /// How long it kept others away who could have paid for a turn.
-    pub(super) kept_ns: u64,
+    pub(crate) kept_ns: u64,
 }
 
 impl Claim {
     /// The part of the claim that falls into `part` of `whole` nanoseconds.
-    pub(super) fn portion(self, part: u64, whole: u64) -> Self {
-        let of = |ns: u64| {
-            let portion = (u128::from(ns) * u128::from(part)).checked_div(u128::from(whole));
-            u64::try_from(portion.unwrap_or(0)).unwrap_or(u64::MAX)
-        };
+    pub(crate) fn portion(self, part: u64, whole: u64) -> Self {
+        let of = |ns: u64| portion(ns, part, whole);
         Self {
             held_ns: of(self.held_ns),
             sparse_ns: of(self.sparse_ns),
@@ -101,39 +86,37 @@ impl Claim {
 
     /// What it used at least, if the hardware gives equal slices to `holders_ppm` holders.
     fn credible_ns(&self, holders_ppm: u64) -> u64 {
-        let slice = u128::from(self.queued_ns) * u128::from(SLICE_PPM);
-        let slice = slice.checked_div(u128::from(holders_ppm.max(WHOLE))).unwrap_or(0);
-        let slice = u64::try_from(slice).unwrap_or(u64::MAX);
+        let slice = portion(self.queued_ns, SLICE_PPM, holders_ppm.max(WHOLE));
         self.said_ns.max(slice.min(self.wanted_ns))
     }
 }
 
 /// What a span shows of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Finding {
-    pub(super) session: SessionId,
-    pub(super) paid: Paid,
+pub(crate) struct Finding {
+    pub(crate) session: SessionId,
+    pub(crate) paid: Paid,
     /// What it is to be charged on top of what it was charged.
-    pub(super) more_ns: u64,
+    pub(crate) more_ns: u64,
     /// It took a turn.
-    pub(super) took_turn: bool,
+    pub(crate) took_turn: bool,
     /// The part of it that slicing explains.
-    pub(super) slicing_ns: u64,
+    pub(crate) slicing_ns: u64,
     /// The part of what is missing that it may have used, of one that shares the device.
-    pub(super) unsaid_ns: u64,
+    pub(crate) unsaid_ns: u64,
     /// What it was charged, and how long it held.
-    pub(super) charged_ns: u64,
-    pub(super) held_ns: u64,
+    pub(crate) charged_ns: u64,
+    pub(crate) held_ns: u64,
     /// What is missing beyond all that slicing and errors explain, of one that shared the device
     /// with others. Negative: there was that much to spare.
-    pub(super) missing_ns: i64,
+    pub(crate) missing_ns: i64,
 }
 
 type Span = BTreeMap<SessionId, (Claim, Paid)>;
 
 /// The spans that were not judged yet.
 #[derive(Debug, Default)]
-pub(super) struct Audit {
+pub(crate) struct Audit {
     spans: BTreeMap<u64, Span>,
     /// Spans before this one have been judged.
     next: u64,
@@ -141,9 +124,12 @@ pub(super) struct Audit {
 
 impl Audit {
     /// Takes down a claim on the time from `from` to `to`.
-    pub(super) fn claim(&mut self, session: SessionId, paid: Paid, from: u64, to: u64, all: Claim) {
+    pub(crate) fn claim(&mut self, session: SessionId, paid: Paid, from: u64, to: u64, all: Claim) {
         let whole = to.saturating_sub(from);
-        let mut at = from.max(to.saturating_sub(LONGEST_NS)).max(self.next.saturating_mul(SPAN_NS));
+        // Longer intervals count with their end.
+        let mut at = from
+            .max(to.saturating_sub(2 * LONGEST_DRAIN_NS))
+            .max(self.next.saturating_mul(SPAN_NS));
         while at < to {
             let index = at / SPAN_NS;
             let end = (index + 1).saturating_mul(SPAN_NS).min(to);
@@ -160,7 +146,7 @@ impl Audit {
     }
 
     /// Judges the spans that ended at `until` or before. All claims on them have been made.
-    pub(super) fn judge(&mut self, until: u64) -> Vec<Finding> {
+    pub(crate) fn judge(&mut self, until: u64) -> Vec<Finding> {
         let end = until / SPAN_NS;
         let mut findings = Vec::new();
         while let Some(entry) = self.spans.first_entry().filter(|entry| *entry.key() < end) {
@@ -191,7 +177,7 @@ impl Sums {
     fn of(span: &Span) -> Self {
         let claims = || span.values().map(|(claim, _)| claim);
         let held = claims().map(|claim| claim.held_ns).sum();
-        let holders_ppm = limits::turns::ratio_ppm(held, SPAN_NS);
+        let holders_ppm = ratio_ppm(held, SPAN_NS);
         let mut sums = Self { holders_ppm, ..Self::default() };
         for claim in claims() {
             let credible = claim.credible_ns(holders_ppm);
@@ -290,11 +276,7 @@ fn overlapping(
         }
     }
     let evidence = Evidence::new(busy, said, sparse, (said > sparse).then_some(said - sparse));
-    let part = |ns: u64| {
-        let part = u128::from(ns) * u128::from(claim.suspicion_ns());
-        let part = part.checked_div(sums.suspicion_ns.into()).unwrap_or(0);
-        u64::try_from(part).unwrap_or(u64::MAX)
-    };
+    let part = |ns: u64| portion(ns, claim.suspicion_ns(), sums.suspicion_ns);
     let Evidence { unsaid_ns, slicing_ns, .. } = evidence;
     let more = part(unsaid_ns.saturating_sub(evidence.error_ns()));
     let more_ns = claim.owed_ns(more);

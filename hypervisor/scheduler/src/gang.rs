@@ -18,7 +18,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Grant, LeaseId, Offer, Scheduler, SessionId, WorkerId};
+use crate::scheduler::Scheduler;
+use crate::scheduler::together::Offer;
+use crate::types::{Grant, LeaseId, SessionId, WorkerId};
 
 /// What a gang holds.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,24 @@ impl<D> Default for Gangs<D> {
     }
 }
 
+type Schedulers<D> = BTreeMap<D, Scheduler>;
+
+/// The schedulers of some devices.
+fn of<'a, D: Ord>(
+    devices: &'a BTreeSet<D>,
+    schedulers: &'a Schedulers<D>,
+) -> impl Iterator<Item = &'a Scheduler> {
+    devices.iter().filter_map(|device| schedulers.get(device))
+}
+
+fn of_mut<'a, D: Copy + Ord>(
+    devices: &'a BTreeSet<D>,
+    schedulers: &'a mut Schedulers<D>,
+) -> impl Iterator<Item = (D, &'a mut Scheduler)> {
+    let of = schedulers.iter_mut().filter(|(device, _)| devices.contains(device));
+    of.map(|(&device, scheduler)| (device, scheduler))
+}
+
 impl<D: Copy + Ord> Gangs<D> {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
@@ -74,73 +94,53 @@ impl<D: Copy + Ord> Gangs<D> {
             return;
         }
         let is_gang = devices.len() > 1;
-        for device in former.union(&devices) {
-            if let Some(scheduler) = schedulers.get_mut(device) {
-                scheduler.set_together(session, is_gang && devices.contains(device));
-                // Found anew with the next decision, if it is a gang still.
-                scheduler.set_among_dense(session, false);
-                scheduler.reserve(None);
-            }
+        for (device, scheduler) in of_mut(&former.union(&devices).copied().collect(), schedulers) {
+            scheduler.set_together(session, is_gang && devices.contains(&device));
+            // Found anew with the next decision, if it is a gang still.
+            scheduler.set_among_dense(session, false);
+            scheduler.reserve(None);
         }
-        if is_gang {
-            let gang = self.0.entry(session).or_insert_with(|| Gang {
-                devices: BTreeSet::new(),
-                due_since: None,
-                window: None,
-                dense: true,
-            });
+        if !is_gang {
+            self.0.remove(&session);
+        } else if let Some(gang) = self.0.get_mut(&session) {
             gang.devices = devices;
         } else {
-            self.0.remove(&session);
+            self.0.insert(session, Gang { devices, due_since: None, window: None, dense: true });
         }
     }
 
     /// Grants what gangs can have now. To be called before [`Scheduler::decide`].
     pub fn decide(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) -> Vec<(D, Grant)> {
-        let mut grants = Vec::new();
-        let mut taken = BTreeSet::new();
-        for device in self.0.values().flat_map(|gang| &gang.devices) {
-            if let Some(scheduler) = schedulers.get_mut(device) {
-                scheduler.reserve(None);
-            }
+        for gang in self.0.values() {
+            of_mut(&gang.devices, schedulers).for_each(|(_, scheduler)| scheduler.reserve(None));
         }
         self.classify(schedulers, now);
         self.suspect(schedulers, now);
+        let (mut grants, mut taken) = (Vec::new(), BTreeSet::new());
         let mut order: Vec<(u64, SessionId)> = Vec::new();
         for (&session, gang) in &mut self.0 {
             let used = gang.used(session, schedulers, now);
-            let held = |device: &D| schedulers.get(device).is_some_and(|s| s.is_held_by(session));
-            if gang.window.is_some() && !used.iter().any(held) {
+            if !of(&used, schedulers).any(|scheduler| scheduler.is_held_by(session)) {
                 gang.window = None;
             }
-            if let Some(window) = gang.window {
-                if window.end <= now {
-                    // What it has running ends by itself, here sooner and there later.
-                    continue;
-                }
-                for &device in &used {
-                    let Some(scheduler) = schedulers.get_mut(&device) else { continue };
-                    if gang.dense {
-                        scheduler.reserve(Some((session, now)));
+            match gang.window {
+                // What it has running ends by itself, here sooner and there later.
+                Some(window) if window.end <= now => {}
+                Some(window) => {
+                    for (device, scheduler) in of_mut(&used, schedulers) {
+                        if gang.dense {
+                            scheduler.reserve(Some((session, now)));
+                        }
+                        let joined = scheduler.grant_until(session, window.until(), now);
+                        grants.extend(joined.into_iter().map(|grant| (device, grant)));
                     }
-                    let joined = scheduler.grant_until(session, window.until(), now);
-                    grants.extend(joined.into_iter().map(|grant| (device, grant)));
+                    taken.extend(used.into_iter().filter(|_| gang.dense));
                 }
-                if gang.dense {
-                    taken.extend(used);
+                None => {
+                    gang.note_whether_due(session, &used, schedulers, now);
+                    order.extend(gang.due_since.map(|since| (since, session)));
                 }
-                continue;
             }
-            let offers = gang.offers(session, &used, schedulers, now);
-            let can_pay =
-                !offers.is_empty() && offers.iter().all(|(_, offer)| offer.length_ns.is_some());
-            let is_next = offers.iter().all(|(_, offer)| offer.is_next);
-            gang.due_since = match gang.due_since {
-                Some(since) if can_pay => Some(since),
-                None if can_pay && is_next => Some(now),
-                _ => None,
-            };
-            order.extend(gang.due_since.map(|since| (since, session)));
         }
         order.sort_unstable();
         for (_, session) in order {
@@ -149,9 +149,7 @@ impl<D: Copy + Ord> Gangs<D> {
             if !gang.dense || used.is_disjoint(&taken) {
                 grants.extend(gang.prepare(session, &used, schedulers, now));
             }
-            if gang.dense {
-                taken.extend(used);
-            }
+            taken.extend(used.into_iter().filter(|_| gang.dense));
         }
         self.note_who_is_shared(schedulers);
         grants
@@ -164,26 +162,27 @@ impl<D: Copy + Ord> Gangs<D> {
         let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
         for (&session, gang) in &self.0 {
             let used = gang.used(session, schedulers, now);
-            take_part_in_the_shortest_rounds(session, &used, schedulers);
+            // A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices
+            // make them, and nowhere does it wait for a longer one.
+            if let Some(shortest) = of(&used, schedulers).map(Scheduler::round_ns).min() {
+                of_mut(&used, schedulers)
+                    .for_each(|(_, scheduler)| scheduler.set_longest_round(session, shortest));
+            }
             active.push((session, used));
         }
         for (&session, gang) in &mut self.0 {
             let meets = |(other, used): &(SessionId, BTreeSet<D>)| {
                 *other != session && !used.is_disjoint(&gang.devices)
             };
-            let fills = gang.fills(session, schedulers);
-            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
-            let is_crowded = |scheduler: &Scheduler| {
-                scheduler.needs_more_than_its_share(session) && scheduler.has_dense_single(now)
-            };
-            let among_dense = active.iter().any(meets) || own.any(is_crowded);
+            let own = || of(&gang.devices, schedulers);
+            let fills = own().any(|scheduler| scheduler.is_filled_by(session));
+            let among_dense = active.iter().any(meets)
+                || own().any(|scheduler| scheduler.is_crowded_for(session, now));
             gang.dense = fills || among_dense;
-            for device in &gang.devices {
-                if let Some(scheduler) = schedulers.get_mut(device) {
-                    // The session may have been forgotten there, and be back.
-                    scheduler.set_together(session, true);
-                    scheduler.set_among_dense(session, among_dense);
-                }
+            for (_, scheduler) in of_mut(&gang.devices, schedulers) {
+                // The session may have been forgotten there, and be back.
+                scheduler.set_together(session, true);
+                scheduler.set_among_dense(session, among_dense);
             }
         }
     }
@@ -191,22 +190,15 @@ impl<D: Copy + Ord> Gangs<D> {
     /// A gang that shares one of its devices waits for it on all of them: there, too, time tells little.
     fn note_who_is_shared(&self, schedulers: &mut BTreeMap<D, Scheduler>) {
         for (&session, gang) in self.0.iter().filter(|(_, gang)| gang.window.is_some()) {
-            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
-            if !own.any(|scheduler| scheduler.is_shared_by(session)) {
-                continue;
-            }
-            for device in &gang.devices {
-                if let Some(scheduler) = schedulers.get_mut(device) {
-                    scheduler.set_shared(session);
-                }
+            if of(&gang.devices, schedulers).any(|scheduler| scheduler.is_shared_by(session)) {
+                of_mut(&gang.devices, schedulers)
+                    .for_each(|(_, scheduler)| scheduler.set_shared(session));
             }
         }
     }
 
-    /// A worker of a gang asks for its lease on a device to go on.
-    ///
-    /// # Errors
-    /// [`NoGang`]
+    /// A worker asks for its lease on a device to go on; see [`Scheduler::renew`]. That of a gang goes on if it may on all
+    /// of its devices.
     pub fn renew(
         &mut self,
         session: SessionId,
@@ -214,42 +206,34 @@ impl<D: Copy + Ord> Gangs<D> {
         (worker, lease): (WorkerId, LeaseId),
         schedulers: &mut BTreeMap<D, Scheduler>,
         now: u64,
-    ) -> Result<Option<Grant>, NoGang> {
-        let gang = self.0.get_mut(&session).ok_or(NoGang)?;
-        let window = gang.window.as_mut().ok_or(NoGang)?;
+    ) -> Option<Grant> {
+        let gang = self.0.get_mut(&session);
+        let Some((devices, window)) =
+            gang.and_then(|gang| Some((&gang.devices, gang.window.as_mut()?)))
+        else {
+            return schedulers.get_mut(&device)?.renew(worker, lease, now);
+        };
         let end = schedulers.get(&device).and_then(|s| s.ends_at(worker)).unwrap_or(0);
         if end >= window.end {
-            if window.is_last {
-                return Ok(None);
-            }
-            match could_go_on(session, &gang.devices, schedulers, now) {
-                Some((length, turn_ends_at)) => {
-                    window.end = window.end.max(now.saturating_add(length));
-                    window.turn_ends_at = turn_ends_at;
-                }
-                None => {
-                    window.is_last = true;
-                    return Ok(None);
-                }
-            }
+            let longer =
+                if window.is_last { None } else { could_go_on(session, devices, schedulers, now) };
+            window.is_last = longer.is_none();
+            let (length, turn_ends_at) = longer?;
+            window.end = window.end.max(now.saturating_add(length));
+            window.turn_ends_at = turn_ends_at;
         }
-        let until = window.until();
-        let scheduler = schedulers.get_mut(&device);
-        Ok(scheduler.and_then(|scheduler| scheduler.renew_until(worker, lease, until, now)))
+        schedulers.get_mut(&device)?.renew_until(worker, lease, window.until(), now)
     }
 
     /// Begins a turn alone of a gang in doubt: on all of its devices, or it would be open on some and wait there for
     /// the others.
     fn suspect(&self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         for (&session, gang) in &self.0 {
-            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
-            let wanted = own.clone().any(|scheduler| scheduler.is_session_in_doubt(session, now));
-            if wanted && own.all(|scheduler| scheduler.may_suspect()) {
-                for device in &gang.devices {
-                    if let Some(scheduler) = schedulers.get_mut(device) {
-                        scheduler.suspect_session(session, now);
-                    }
-                }
+            let own = || of(&gang.devices, schedulers);
+            let wanted = own().any(|scheduler| scheduler.is_session_in_doubt(session, now));
+            if wanted && own().all(Scheduler::may_suspect) {
+                of_mut(&gang.devices, schedulers)
+                    .for_each(|(_, scheduler)| scheduler.suspect_session(session, now));
             }
         }
     }
@@ -261,39 +245,16 @@ impl<D: Copy + Ord> Gangs<D> {
     }
 }
 
-/// The session has no devices that it holds together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoGang;
-
-/// A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices make them,
-/// and nowhere does it wait for a longer one.
-fn take_part_in_the_shortest_rounds<D: Copy + Ord>(
-    session: SessionId,
-    devices: &BTreeSet<D>,
-    schedulers: &mut BTreeMap<D, Scheduler>,
-) {
-    let rounds =
-        devices.iter().filter_map(|device| schedulers.get(device)).map(Scheduler::round_ns);
-    let Some(shortest) = rounds.min() else { return };
-    for device in devices {
-        if let Some(scheduler) = schedulers.get_mut(device) {
-            scheduler.set_longest_round(session, shortest);
-        }
-    }
-}
-
 /// For how long the leases on all devices could go on, and until when the turn lasts.
 fn could_go_on<D: Copy + Ord>(
     session: SessionId,
     devices: &BTreeSet<D>,
-    schedulers: &mut BTreeMap<D, Scheduler>,
+    schedulers: &mut Schedulers<D>,
     now: u64,
 ) -> Option<(u64, u64)> {
     let mut least: Option<(u64, u64)> = None;
-    for device in devices {
-        let Some(scheduler) = schedulers.get_mut(device) else { continue };
-        for (worker, lease) in scheduler.leases_of(session) {
-            let (length, turn) = scheduler.could_go_on(worker, lease, now)?;
+    for (_, scheduler) in of_mut(devices, schedulers) {
+        for (length, turn) in scheduler.could_go_on(session, now)? {
             least = Some(least.map_or((length, turn), |(l, t)| (l.min(length), t.min(turn))));
         }
     }
@@ -302,32 +263,30 @@ fn could_go_on<D: Copy + Ord>(
 
 impl<D: Copy + Ord> Gang<D> {
     /// The devices that it wants, or wanted just now.
-    fn used(
-        &self,
-        session: SessionId,
-        schedulers: &BTreeMap<D, Scheduler>,
-        now: u64,
-    ) -> BTreeSet<D> {
+    fn used(&self, session: SessionId, schedulers: &Schedulers<D>, now: u64) -> BTreeSet<D> {
         let wants =
             |device: &&D| schedulers.get(device).is_some_and(|s| s.is_wanted_by(session, now));
         self.devices.iter().filter(wants).copied().collect()
     }
 
-    /// Whether it fills one of its devices.
-    fn fills(&self, session: SessionId, schedulers: &BTreeMap<D, Scheduler>) -> bool {
-        let mut own = self.devices.iter().filter_map(|device| schedulers.get(device));
-        own.any(|scheduler| scheduler.is_filled_by(session))
-    }
-
-    fn offers(
-        &self,
+    /// It is due once it can pay on each device on which it asks, and is next there; then until it has begun, or cannot
+    /// pay.
+    fn note_whether_due(
+        &mut self,
         session: SessionId,
         used: &BTreeSet<D>,
-        schedulers: &mut BTreeMap<D, Scheduler>,
+        schedulers: &mut Schedulers<D>,
         now: u64,
-    ) -> Vec<(D, Offer)> {
-        let offer = |&device: &D| Some((device, schedulers.get_mut(&device)?.offer(session, now)?));
-        used.iter().filter_map(offer).collect()
+    ) {
+        let offers = offers(session, used, schedulers, now);
+        let can_pay =
+            !offers.is_empty() && offers.iter().all(|(_, offer)| offer.length_ns.is_some());
+        let is_next = offers.iter().all(|(_, offer)| offer.is_next);
+        self.due_since = match self.due_since {
+            Some(since) if can_pay => Some(since),
+            None if can_pay && is_next => Some(now),
+            _ => None,
+        };
     }
 
     /// Keeps the devices for the gang, and begins its window if they are free.
@@ -335,16 +294,16 @@ impl<D: Copy + Ord> Gang<D> {
         &mut self,
         session: SessionId,
         used: &BTreeSet<D>,
-        schedulers: &mut BTreeMap<D, Scheduler>,
+        schedulers: &mut Schedulers<D>,
         now: u64,
     ) -> Vec<(D, Grant)> {
-        let offers = self.offers(session, used, schedulers, now);
-        let ends = offers.iter().filter_map(|(device, _)| schedulers.get(device));
-        let from = ends.map(|scheduler| scheduler.others_end_at(session)).max().unwrap_or(0);
-        for device in used.iter().filter(|_| self.dense) {
-            if let Some(scheduler) = schedulers.get_mut(device) {
-                scheduler.reserve(Some((session, from)));
-            }
+        let offers = offers(session, used, schedulers, now);
+        let asked = offers.iter().map(|(device, _)| *device).collect();
+        let ends = of(&asked, schedulers).map(|scheduler| scheduler.others_end_at(session));
+        let from = ends.max().unwrap_or(0);
+        if self.dense {
+            of_mut(used, schedulers)
+                .for_each(|(_, scheduler)| scheduler.reserve(Some((session, from))));
         }
         let length = offers.iter().filter_map(|(_, offer)| offer.length_ns).min();
         let Some(length) = length.filter(|_| offers.iter().all(|(_, offer)| offer.is_free)) else {
@@ -357,8 +316,7 @@ impl<D: Copy + Ord> Gang<D> {
             is_last: false,
         };
         let mut grants = Vec::new();
-        for (device, _) in offers {
-            let Some(scheduler) = schedulers.get_mut(&device) else { continue };
+        for (device, scheduler) in of_mut(&asked, schedulers) {
             let granted = scheduler.grant_until(session, window.until(), now);
             grants.extend(granted.into_iter().map(|grant| (device, grant)));
         }
@@ -368,4 +326,15 @@ impl<D: Copy + Ord> Gang<D> {
         }
         grants
     }
+}
+
+/// What a gang could have of each device on which it asks.
+fn offers<D: Copy + Ord>(
+    session: SessionId,
+    used: &BTreeSet<D>,
+    schedulers: &mut Schedulers<D>,
+    now: u64,
+) -> Vec<(D, Offer)> {
+    let of = of_mut(used, schedulers);
+    of.filter_map(|(device, scheduler)| Some((device, scheduler.offer(session, now)?))).collect()
 }

@@ -1,38 +1,93 @@
-//! The scheduler's constants: times in nanoseconds, bounds in millionths.
+//! The numbers by which the scheduler behaves, each with its unit, its reason, and the figure or test that needs it.
+//!
+//! Times are in nanoseconds, parts in millionths. What follows from another number is said as such, here or where it is
+//! used. A test (`tests/house.rs`) sees to it that there are no others, and no more than there were.
+
+use std::ops::RangeInclusive;
+
+use limits::turns::{COMFORTABLE_TURN_NS, MEMORY_NS, PERIOD_NS, SHORTEST_TURN_NS};
 
 const MS: u64 = 1_000_000;
 
-/// The constants of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// What messages may take: so much of the time between two reports may be missing from them, and
-    /// for so long after its poll a worker is assumed to be about to send the next one.
-    pub message_ns: u64,
-    /// For how long after its end, or after the last report, a lease keeps others waiting. While work that it began
-    /// runs on, reports come every 10 ms: a process that sends none was stopped, or lies.
-    pub grace_ns: u64,
-    /// For how long after its end a lease keeps others waiting at most, whatever is reported.
-    /// Longer work is left to the hardware's own slicing.
-    pub longest_drain_ns: u64,
-    /// For how long after it was told to stop a worker keeps others waiting at most.
-    pub stopped_ns: u64,
-    /// The shortest time between a worker's turns alone. It doubles, up to eight times, while
-    /// they show nothing new.
-    pub alone_every_ns: u64,
-    /// After a turn alone, none is given on the device for this many times its length, only to make
-    /// sure.
-    pub alone_spacing: u64,
-}
+// Leases.
 
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            message_ns: 2 * MS,
-            grace_ns: 20 * MS,
-            longest_drain_ns: 2_000 * MS,
-            stopped_ns: 3 * MS,
-            alone_every_ns: 1_000 * MS,
-            alone_spacing: 20,
-        }
-    }
-}
+/// What messages may take: so much of the time between two reports may be missing from them, and for so long after its
+/// poll a worker is assumed to be about to send the next one.
+pub(crate) const MESSAGE_NS: u64 = 2 * MS;
+/// For how long after its end, or after the last report, a lease keeps others waiting. While work that it began runs on,
+/// reports come every 10 ms: a process that sends none was stopped, or lies.
+pub(crate) const GRACE_NS: u64 = 20 * MS;
+/// For how long after its end a lease keeps others waiting at most, whatever is reported. Longer work is left to the
+/// hardware's own slicing.
+pub(crate) const LONGEST_DRAIN_NS: u64 = 2_000 * MS;
+/// For how long after it was told to stop a worker keeps others waiting at most. What it has running is a batch: if that
+/// takes longer, slicing serves others better than waiting.
+pub(crate) const STOPPED_NS: u64 = 3 * MS;
+/// A session that has so much of its account saved up uses less than its share, a little at a time: it need not wait for
+/// the end of a turn (a server's p99 beside a training).
+pub(crate) const SAVED_UP_PPM: u64 = 500_000;
+
+// Classes.
+
+/// The shortest time between a worker's turns alone, and for how long a session that was found out takes turns at first.
+pub(crate) const ALONE_EVERY_NS: u64 = 1_000 * MS;
+/// The time between turns alone doubles up to so many times while they show nothing new.
+pub(crate) const LONGEST_REST: u64 = 8;
+/// After a turn alone, none is given on the device for this many times its length, only to make sure.
+pub(crate) const ALONE_SPACING: u64 = 20;
+/// A program whose use and backlog both change by so much does something else now. Where only one does, its co-holders
+/// are busier or less busy.
+pub(crate) const NOTABLE_PPM: u64 = 150_000;
+
+// Reports that have to add up.
+
+/// An estimate is corrected by no more: what is further off was no estimate's error. The limiter takes a quarter more
+/// than its limit for possible, because estimates are multiplied by 0.8 at least.
+pub(crate) const CALIBRATION_PPM: RangeInclusive<u64> = 800_000..=1_500_000;
+
+/// How far figures may be off without any doubt, of the time.
+pub(crate) const ERROR_PPM: u64 = 50_000;
+/// What slicing may cost at most, as measured, of the time ...
+pub(crate) const SLICING_PPM: u64 = 220_000;
+/// ... and for each unit that those use who do not fill the device ...
+pub(crate) const SLICING_TIMES: u64 = 2;
+/// ... and for each unit that one uses which fills the device.
+pub(crate) const SLICED_PPM: u64 = 400_000;
+/// What slicing leaves at least: of an equal slice to a holder with work queued, and of its solo speed to a holder whose
+/// account stays full. Slicing alone costs a sparse worker up to a tenth; keeping others away would cost them more than
+/// this worker gains.
+pub(crate) const SLICE_PPM: u64 = 850_000;
+/// So much device time has to be missing before a session is found out.
+pub(crate) const FOUND_OUT_NS: i64 = 15_000_000;
+/// Of all time, so much may be kept from others and paid by word: new and suspected workers show in a turn what they are.
+pub(crate) const ON_WORD_PPM: u64 = 20_000;
+
+// Idle time.
+
+/// Use alone is measured in short moments, which show up to a twentieth too little.
+pub(crate) const TOLD_TOO_LITTLE_PPM: u64 = 1_060_000;
+/// A session needs clearly less than its share if it needs at most this part of it.
+pub(crate) const LESS_THAN_SHARE_PPM: u64 = 800_000;
+/// An account this full is not being used up.
+pub(crate) const FULL_PPM: u64 = 750_000;
+/// An account fuller than this is used too little if others are in the way. The bound is low, so that the others have
+/// paid before anything earned is lost.
+pub(crate) const FILLING_PPM: u64 = 400_000;
+
+// These follow from others.
+
+/// The shortest lease, the shortest prolongation of one, and the shortest time in which an estimate's error is learned.
+pub(crate) const SHORTEST_REST_NS: u64 = SHORTEST_TURN_NS / 2;
+/// Time over which it is averaged for what part of it a worker holds the device.
+pub(crate) const HOLDS_OVER_NS: u64 = 5 * MEMORY_NS;
+/// The length of a span, over which reports have to add up: a comfortable turn. What adds up counts up to as much in a
+/// session's favour.
+pub(crate) const SPAN_NS: u64 = COMFORTABLE_TURN_NS;
+/// For how long a session that was found out takes turns at most, and is remembered.
+pub(crate) const LONGEST_DOUBT_NS: u64 = LONGEST_REST * LONGEST_REST * ALONE_EVERY_NS;
+/// For how long a session that may share again is watched before the next one.
+pub(crate) const WATCHED_NS: u64 = 3 * PERIOD_NS;
+/// A session takes part in the division of an overcommitted device for so long after it last asked or held.
+pub(crate) const ACTIVE_NS: u64 = 10 * PERIOD_NS;
+/// How often the length of rounds is set: within the shortest of them.
+pub(crate) const ROUNDS_EVERY_NS: u64 = PERIOD_NS / 20;

@@ -1,5 +1,7 @@
 //! Identifiers, and the values that a scheduler and its caller exchange.
 
+use limits::units::PPM_ONE;
+
 /// Names a session, within one scheduler's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
@@ -11,6 +13,15 @@ pub struct WorkerId(pub u64);
 /// Names a lease; unique within one scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
+
+/// What a lease is paid from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Paid {
+    /// The guaranteed share.
+    Own,
+    /// Time that would have been idle.
+    Spare,
+}
 
 /// A worker may use the device from now on, or may go on using it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +59,7 @@ impl Told {
     pub const UNUSED: Self =
         Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, idle_ns: 0, done: true };
 
-    pub(super) fn at_most(self, measured_ns: u64) -> Self {
+    pub(crate) fn at_most(self, measured_ns: u64) -> Self {
         let held_ns = self.held_ns.min(measured_ns);
         let estimated_ns = self.estimated_ns.min(held_ns);
         let backlogged_ns = self.backlogged_ns.min(held_ns);
@@ -72,4 +83,18 @@ pub enum ScheduleError {
     /// A session without a limit does not ask.
     #[error("a session without a limit is not scheduled")]
     NotScheduled,
+}
+
+/// All of something, in millionths.
+pub(crate) const WHOLE: u64 = PPM_ONE as u64;
+
+/// `ppm` millionths of a time.
+pub(crate) fn share_of(ns: u64, ppm: u64) -> u64 {
+    portion(ns, ppm, WHOLE)
+}
+
+/// `part` of `whole` of a time; nothing of nothing.
+pub(crate) fn portion(ns: u64, part: u64, whole: u64) -> u64 {
+    let portion = (u128::from(ns) * u128::from(part)).checked_div(u128::from(whole));
+    u64::try_from(portion.unwrap_or(0)).unwrap_or(u64::MAX)
 }

@@ -40,7 +40,7 @@ use crate::status_quota::StatusQuota;
 pub(super) use alive::Alive;
 pub(super) use answers::SessionToChange;
 use pending_poll::PendingPoll;
-use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
+use scheduler::{Grant, LeaseId, Told, WorkerId};
 use session::ledger::TAKEN_OFF_NS;
 use state::{DaemonState, Waiter};
 
@@ -80,7 +80,6 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(
-        tuning: Tuning,
         connections: Arc<ConnectionQuota>,
         sources: Sources,
         beginning: Option<&Beginning>,
@@ -89,7 +88,7 @@ impl Core {
         let Sources { identity: _, quotas, devices } = sources;
         // First id: hard to guess, below 2^53, and unlike the ids of an earlier daemon.
         let first = (RandomState::new().hash_one(0) >> 32) << 20;
-        let mut node = Node::new(tuning, first, quotas);
+        let mut node = Node::new(first, quotas);
         if let Some(beginning) = beginning {
             node.restore(beginning.snapshot.clone(), 0);
         }

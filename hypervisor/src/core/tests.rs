@@ -10,7 +10,6 @@ use std::time::Duration;
 use limits::GpuId;
 use observer::{AllReadings, Blind, DeviceReading, Unread};
 use protocol::{Admission, Decision, DeviceQuota, GatesInStream, LeaseReport, Register, VERSION};
-use scheduler::Tuning;
 use session::gate_page::{GateBlock, GatePage, Opened};
 use tokio::time::timeout;
 
@@ -53,13 +52,7 @@ impl Drop for Stage {
 impl Stage {
     async fn new() -> Self {
         let connections = ConnectionQuota::of_this_process();
-        let core = Core::new(
-            Tuning::default(),
-            connections,
-            Sources::default(),
-            None,
-            UnknownProcesses::Report,
-        );
+        let core = Core::new(connections, Sources::default(), None, UnknownProcesses::Report);
         let timed = Arc::clone(&core);
         tokio::spawn(async move { timed.keep_time().await });
         let child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -237,7 +230,7 @@ fn a_daemon_that_observes_a_device_is_ready() {
         let connections = ConnectionQuota::of_this_process();
         let sources = Sources { devices: Arc::new(NoneShown), ..Sources::default() };
         let policy = UnknownProcesses::Report;
-        let core = Core::new(Tuning::default(), connections, sources, None, policy);
+        let core = Core::new(connections, sources, None, policy);
         let readiness = core.readiness().await;
         assert_eq!(readiness.reasons[0].code, api::ReasonCode::NoDevice);
         let shown = DeviceReading::unread(0, DEVICE, &Unread::NotSupported);

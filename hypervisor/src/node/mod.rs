@@ -26,9 +26,7 @@ use crate::identity::{Caller, Owner};
 use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
-use scheduler::{
-    Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, Tuning, WorkerId,
-};
+use scheduler::{Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, WorkerId};
 use served::{Served, WorkerServed};
 use session::process::ProcessIdentity;
 use snapshot::{Delivered, Restored, SavedAccount};
@@ -130,7 +128,6 @@ pub(crate) use snapshot::Snapshot;
 
 #[derive(Debug)]
 pub(crate) struct Node {
-    tuning: Tuning,
     quotas: Arc<dyn Quotas>,
     sessions: BTreeMap<SessionKey, SessionQuotas>,
     members: BTreeMap<WorkerId, RegisteredProcess>,
@@ -159,9 +156,8 @@ pub(crate) struct Node {
 impl Node {
     /// Workers and sessions are numbered from `first`, so that an id from before a restart does not denote a current
     /// one.
-    pub(crate) fn new(tuning: Tuning, first: u64, quotas: Arc<dyn Quotas>) -> Self {
+    pub(crate) fn new(first: u64, quotas: Arc<dyn Quotas>) -> Self {
         Self {
-            tuning,
             quotas,
             sessions: BTreeMap::new(),
             members: BTreeMap::new(),
@@ -358,8 +354,7 @@ impl Node {
                 }
             }
         } else {
-            let tuning = self.tuning;
-            let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
+            let device = self.devices.entry(uuid).or_default();
             if self.withheld.contains_key(&uuid) {
                 device.suspend(now);
             }
@@ -475,11 +470,7 @@ impl Node {
     ) -> Option<Grant> {
         let member = self.members.get(&worker)?;
         let session = self.sessions.get(&member.session)?.id;
-        let of_gang = self.gangs.renew(session, uuid, (worker, lease), &mut self.devices, now);
-        match of_gang {
-            Ok(renewed) => renewed,
-            Err(scheduler::NoGang) => self.devices.get_mut(&uuid)?.renew(worker, lease, now),
-        }
+        self.gangs.renew(session, uuid, (worker, lease), &mut self.devices, now)
     }
 
     /// Grants leases to gangs: sessions that use several devices together.

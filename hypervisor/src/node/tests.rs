@@ -12,7 +12,7 @@ pub(super) const MS: u64 = 1_000_000;
 pub(super) const GPUS: [GpuId; 2] = [GpuId::from_bytes([0x5a; 16]), GpuId::from_bytes([0x5b; 16])];
 
 pub(super) fn node() -> Node {
-    Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
+    Node::new(1_000, Arc::new(AsRegistered))
 }
 
 impl Node {

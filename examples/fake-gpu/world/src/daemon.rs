@@ -6,10 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use limits::ComputeLimit;
 use limits::turns::Handover;
-use scheduler::{
-    Class, Gangs, Grant, LeaseId, NoGang, SavedBalance, Scheduler, SessionId, Told, Tuning,
-    WorkerId,
-};
+use scheduler::{Class, Gangs, Grant, LeaseId, SavedBalance, Scheduler, SessionId, Told, WorkerId};
 
 /// A process's gate on a device.
 pub(crate) type Gate = (WorkerId, u32);
@@ -85,8 +82,7 @@ impl Daemon {
     pub(crate) fn register(&mut self, gate: Gate, said: Registration, now: u64) {
         let (worker, device) = gate;
         let Registration { session, quota, in_stream } = said;
-        let scheduler =
-            self.schedulers.entry(device).or_insert_with(|| Scheduler::new(Tuning::default()));
+        let scheduler = self.schedulers.entry(device).or_default();
         if self.suspended.contains(&device) {
             scheduler.suspend(now);
         }
@@ -187,10 +183,9 @@ impl Daemon {
         now: u64,
     ) -> Option<Grant> {
         let (worker, device) = gate;
-        let of_gang = self.gangs.renew(session, device, (worker, lease), &mut self.schedulers, now);
-        let scheduler = self.schedulers.get_mut(&device)?;
-        let renewed = of_gang.unwrap_or_else(|_: NoGang| scheduler.renew(worker, lease, now))?;
-        let beside = holds_beside(scheduler, worker);
+        let lease = (worker, lease);
+        let renewed = self.gangs.renew(session, device, lease, &mut self.schedulers, now)?;
+        let beside = holds_beside(self.schedulers.get(&device)?, worker);
         self.beside = self.beside.or(beside.map(|other| (gate, other)));
         Some(renewed)
     }

@@ -3,7 +3,7 @@
 use limits::ComputeLimit;
 use limits::{Policy, Priority};
 use scheduler::{
-    Class, Grant, Handover, LeaseId, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
+    Class, Grant, Handover, LeaseId, ScheduleError, Scheduler, SessionId, Told, WorkerId,
 };
 
 use crate::simulation::MS;
@@ -12,7 +12,7 @@ const LONE: (SessionId, WorkerId) = (SessionId(1), WorkerId(1));
 const OTHER: (SessionId, WorkerId) = (SessionId(2), WorkerId(2));
 
 fn scheduler(sessions: &[((SessionId, WorkerId), u32)]) -> Scheduler {
-    let mut scheduler = Scheduler::new(Tuning::default());
+    let mut scheduler = Scheduler::default();
     for &((session, worker), share) in sessions {
         scheduler.set_session(session, ComputeLimit::fixed(share), 0).unwrap();
         scheduler.join(worker, session).unwrap();
@@ -252,7 +252,7 @@ fn a_low_holder_with_gates_in_its_streams_is_stopped_for_a_high_one() {
         assert!(scheduler.report(LONE.1, grant.lease, told(3, 3, true), 103 * MS).unwrap());
         assert_eq!(scheduler.view(103 * MS).sessions[0].charged_ns, 3 * MS);
     }
-    let mut scheduler = Scheduler::new(Tuning::default());
+    let mut scheduler = Scheduler::default();
     assert!(scheduler.set_handover(LONE.1, Handover::InStream).is_err());
 }
 
@@ -394,7 +394,7 @@ fn a_lease_that_nobody_took_over_is_paid_for_until_it_ends() {
 
 #[test]
 fn nonsense_is_refused() {
-    let mut scheduler = Scheduler::new(Tuning::default());
+    let mut scheduler = Scheduler::default();
     let (session, worker) = LONE;
     let refused = scheduler.set_session(session, ComputeLimit::fixed(0), 0);
     assert_eq!(refused, Err(ScheduleError::NoShare));

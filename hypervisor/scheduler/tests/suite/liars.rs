@@ -2,7 +2,7 @@
 
 use limits::{ComputeLimit, Policy};
 use proptest::prelude::*;
-use scheduler::{SessionId, WorkerId};
+use scheduler::SessionId;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant, Words};
 use crate::tenants::{balance, sparse, used};
@@ -189,35 +189,6 @@ fn one_that_takes_turns_for_nothing_costs_others_its_share_at_most() {
         assert!(least >= 900_000, "{least}");
         let longest = simulation.books[&SessionId(0)].waits.iter().max();
         assert!(longest.is_some_and(|&wait| wait < 120 * MS), "{longest:?}");
-    }
-}
-
-/// What was seen from outside outranks all words.
-#[test]
-fn an_observation_tells_who_is_right() {
-    let cases = [
-        (
-            sparse(250_000, 250_000),
-            Tenant { words: Words::Loss { part: 300 }, ..balance(400_000, 1) },
-        ),
-        (balance(500_000, 1), liar(50_000, Words::Part { part: 300, queued: false })),
-        (balance(500_000, 1), liar(50_000, Words::Nothing)),
-    ];
-    for (honest, liar) in cases {
-        let mut before = vec![0, 0];
-        let (least, most, _) = windows(&[honest, liar], |simulation, _| {
-            let now = used(simulation);
-            for (index, worker) in [(0, WorkerId(0)), (1, WorkerId(1000))] {
-                let busy = now[index] - before[index];
-                simulation.scheduler.observe(worker, busy, simulation.now).unwrap();
-            }
-            before = now;
-        });
-        let share = u64::from(honest.quota.share_ppm).min(honest.density_ppm * 85 / 100);
-        assert!(least + POINTS >= share, "{least} of {share} beside {liar:?}");
-        if liar.quota.policy == Policy::Fixed {
-            assert!(most <= u64::from(liar.quota.share_ppm) + POINTS, "{most} for {liar:?}");
-        }
     }
 }
 

@@ -10,6 +10,7 @@ mod frozen;
 mod gangs;
 mod greedy;
 mod hours;
+mod house;
 mod in_stream;
 mod liars;
 mod losses;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 pub(crate) use dice::Dice;
 use limits::ComputeLimit;
-use scheduler::{Class, Grant, Handover, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
+use scheduler::{Class, Grant, Handover, LeaseId, Scheduler, SessionId, Told, WorkerId};
 
 pub(crate) use tenant::{Books, Tenant, Words};
 
@@ -96,7 +96,7 @@ pub(crate) struct Simulation {
 impl Simulation {
     pub(crate) fn empty(seed: u64) -> Self {
         Self {
-            scheduler: Scheduler::new(Tuning::default()),
+            scheduler: Scheduler::default(),
             books: BTreeMap::new(),
             now: 5 * SECOND,
             worked: 0,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use limits::ComputeLimit;
-use scheduler::{Gangs, Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
+use scheduler::{Gangs, Grant, LeaseId, Scheduler, SessionId, Told, WorkerId};
 
 use super::{MS, SECOND};
 
@@ -88,12 +88,11 @@ pub(crate) fn worker(session: u64) -> WorkerId {
 impl Node {
     /// `together`: whether the sessions' devices are known to be used together.
     pub(crate) fn new(players: &[Player], together: bool) -> Self {
-        let mut schedulers = BTreeMap::new();
+        let mut schedulers: BTreeMap<u32, Scheduler> = BTreeMap::new();
         let mut gangs = Gangs::default();
         for (session, player) in (0..).zip(players) {
             for &device in &player.devices {
-                let scheduler =
-                    schedulers.entry(device).or_insert_with(|| Scheduler::new(Tuning::default()));
+                let scheduler = schedulers.entry(device).or_default();
                 scheduler.set_session(SessionId(session), player.quota, 0).unwrap();
                 scheduler.join(worker(session), SessionId(session)).unwrap();
                 // Another process of the session, which uses another device.
@@ -183,13 +182,7 @@ impl Node {
         }
         let lease = (id, held.lease);
         let renewed =
-            match self.gangs.renew(SessionId(session), device, lease, &mut self.schedulers, now) {
-                Ok(renewed) => renewed,
-                Err(_) => {
-                    let scheduler = self.schedulers.get_mut(&device).unwrap();
-                    scheduler.renew(id, held.lease, now)
-                }
-            };
+            self.gangs.renew(SessionId(session), device, lease, &mut self.schedulers, now);
         (held.told, held.used, held.queued) = (now, 0, 0);
         match renewed {
             Some(grant) => {

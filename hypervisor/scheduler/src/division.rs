@@ -8,14 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use limits::units::PPM_ONE;
+use limits::turns::PERIOD_NS;
 
-use super::Scheduler;
-
-/// A session counts as active for so long after it last asked or held.
-const ACTIVE_NS: u64 = 1_000_000_000;
-/// How often the division is made anew.
-const PERIOD_NS: u64 = 100_000_000;
+use crate::roster::Roster;
+use crate::tuning::ACTIVE_NS;
+use crate::types::WHOLE;
 
 /// What each of these gets of the device, all in millionths: no more than it wants, and no less
 /// than an equal part if it wants that much.
@@ -23,7 +20,7 @@ fn divide(wanted: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
     let mut by_size: Vec<(u64, u64)> =
         wanted.iter().map(|(&owner, &wanted)| (wanted, owner)).collect();
     by_size.sort_unstable();
-    let (mut left, mut owners) = (u64::from(PPM_ONE), by_size.len() as u64);
+    let (mut left, mut owners) = (WHOLE, by_size.len() as u64);
     let mut parts = BTreeMap::new();
     for (wanted, owner) in by_size {
         let part = wanted.min(left / owners.max(1));
@@ -34,35 +31,44 @@ fn divide(wanted: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
     parts
 }
 
-impl Scheduler {
+/// How a device is divided among owners.
+#[derive(Debug, Default)]
+pub(crate) struct Division {
+    /// When it is divided anew.
+    next_at: u64,
+}
+
+impl Division {
     /// Sets by which share each session takes turns.
-    pub(super) fn divide_among_owners(&mut self, now: u64) {
-        if now < self.divide_at {
+    pub(crate) fn set(&mut self, roster: &mut Roster, now: u64) {
+        if now < self.next_at {
             return;
         }
-        self.divide_at = now.saturating_add(PERIOD_NS);
-        let mut wanted: BTreeMap<u64, u64> = BTreeMap::new();
-        for session in self.sessions.values() {
-            let takes_turns = session.members.iter().any(|member| {
-                let waits = self.asking.contains(member) || self.holding.contains(member);
-                self.workers.get(member).is_some_and(|worker| {
-                    let is_active = waits || worker.was_active_within(ACTIVE_NS, now);
-                    is_active && worker.density.is_dense()
-                })
-            });
-            if let Some(owner) = session.owner.filter(|_| takes_turns) {
-                *wanted.entry(owner).or_default() += u64::from(session.account.guaranteed_ppm());
-            }
-        }
+        self.next_at = now.saturating_add(PERIOD_NS);
+        let wanted = wanted(roster, now);
         // Alone, an owner divides the device by its own shares.
-        let is_crowded = wanted.len() > 1 && wanted.values().sum::<u64>() > u64::from(PPM_ONE);
+        let is_crowded = wanted.len() > 1 && wanted.values().sum::<u64>() > WHOLE;
         let parts = if is_crowded { divide(&wanted) } else { BTreeMap::new() };
-        for session in self.sessions.values_mut() {
+        for (_, session) in roster.sessions_mut() {
             let part =
-                session.owner.and_then(|owner| Some((parts.get(&owner)?, wanted.get(&owner)?)));
-            session.account.take_turns_by(part.map(|(&part, &wanted)| (part, wanted)));
+                session.owner.and_then(|owner| Some((*parts.get(&owner)?, *wanted.get(&owner)?)));
+            session.account.take_turns_by(part);
         }
     }
+}
+
+/// What the sessions of each owner that take turns are guaranteed, in millionths.
+fn wanted(roster: &Roster, now: u64) -> BTreeMap<u64, u64> {
+    let mut wanted = BTreeMap::new();
+    for (id, session) in roster.sessions() {
+        let takes_turns = roster
+            .members(id)
+            .any(|(_, worker)| worker.is_dense() && worker.is_active_within(ACTIVE_NS, now));
+        if let Some(owner) = session.owner.filter(|_| takes_turns) {
+            *wanted.entry(owner).or_default() += u64::from(session.account.guaranteed_ppm());
+        }
+    }
+    wanted
 }
 
 #[cfg(test)]

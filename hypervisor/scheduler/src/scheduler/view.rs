@@ -1,9 +1,12 @@
 //! What a scheduler shows of itself.
 
-use super::account::{Paid, SavedBalance};
-use super::density::Class;
-use super::{LeaseId, Scheduler, SessionId, WorkerId};
 use limits::ComputeLimit;
+
+use crate::account::SavedBalance;
+use crate::density::Class;
+use crate::roster::{Session, Worker};
+use crate::scheduler::Scheduler;
+use crate::types::{LeaseId, Paid, SessionId, WorkerId};
 
 /// A device's state at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,61 +81,55 @@ pub enum WorkerState {
 impl Scheduler {
     /// What a worker does.
     pub fn state_of(&self, worker: WorkerId) -> WorkerState {
-        match self.held(worker) {
-            Some(held) if held.revoked => WorkerState::Revoked,
+        let Some(own) = self.roster.worker(worker) else { return WorkerState::Idle };
+        match own.held {
+            Some(held) if held.phase.revoked => WorkerState::Revoked,
             Some(_) => WorkerState::Holding,
-            None if self.asking.contains(&worker) || self.is_aside(worker) => WorkerState::Asking,
+            None if own.asks || own.aside => WorkerState::Asking,
             None => WorkerState::Idle,
         }
     }
 
     /// All time that a worker has been charged since it joined, as far as it was reported, in nanoseconds.
     pub fn charged_to(&self, worker: WorkerId) -> u64 {
-        self.workers.get(&worker).map_or(0, |worker| worker.charged_ns)
+        self.roster.worker(worker).map_or(0, |worker| worker.charged_ns)
     }
 
     /// The state as of `now`.
     pub fn view(&mut self, now: u64) -> DeviceView {
-        let mut ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        let mut ids: Vec<SessionId> = self.roster.sessions().map(|(id, _)| id).collect();
         ids.sort_unstable();
-        for &session in &ids {
-            self.settle(session, now);
+        ids.iter().for_each(|&session| self.roster.settle(session, now));
+        let session = |&id: &SessionId| Some(self.session_view(id, self.roster.session(id)?, now));
+        let leases = self.roster.holding().map(|(worker, own, held)| LeaseView {
+            lease: held.lease,
+            worker,
+            session: own.session,
+            paid: held.paid,
+            held_ns: now.saturating_sub(held.granted_at),
+            revoked: held.phase.revoked,
+        });
+        DeviceView { sessions: ids.iter().filter_map(session).collect(), leases: leases.collect() }
+    }
+
+    fn session_view(&self, id: SessionId, state: &Session, now: u64) -> SessionView {
+        let (account, charged) = (&state.account, state.account.charged());
+        let members = || self.roster.members(id).map(|(_, worker)| worker);
+        let dense = state.members.is_empty() || members().any(Worker::is_dense);
+        SessionView {
+            session: id,
+            quota: *account.quota(),
+            balance_ns: account.balance_ns(),
+            left: account.left(),
+            charged_ns: charged.all_ns.saturating_add(account.untold_ns()),
+            settled_ns: charged.all_ns,
+            spare_ns: charged.spare_ns,
+            recent_ppm: charged.recent_share_ppm(now),
+            mean_ppm: charged.mean_share_ppm(now),
+            density_ppm: members().filter_map(|worker| worker.density.known_ppm()).max(),
+            class: if dense { Class::Dense } else { Class::Sparse },
+            asks: members().any(|worker| worker.asks || worker.aside),
+            frozen: state.frozen,
         }
-        let sessions = ids.iter().filter_map(|session| self.sessions.get_key_value(session));
-        let sessions = sessions.map(|(&session, state)| {
-            let account = &state.account;
-            let densities = || self.members(session).map(|(_, worker)| &worker.density);
-            let dense = densities().any(|density| density.is_dense());
-            SessionView {
-                session,
-                quota: *account.quota(),
-                balance_ns: account.balance_ns(),
-                left: account.left(),
-                charged_ns: account.charged_ns().saturating_add(account.untold_ns()),
-                settled_ns: account.charged_ns(),
-                spare_ns: account.spare_ns(),
-                recent_ppm: account.recent_share_ppm(now),
-                mean_ppm: account.mean_share_ppm(now),
-                density_ppm: densities().filter_map(|d| d.known_ppm()).max(),
-                class: if dense || state.members.is_empty() { Class::Dense } else { Class::Sparse },
-                asks: state.frozen.as_ref().is_some_and(|aside| !aside.is_empty())
-                    || state.members.iter().any(|member| self.asking.contains(member)),
-                frozen: state.frozen.is_some(),
-            }
-        });
-        let leases = self.workers.iter().filter_map(|(&worker, state)| {
-            let held = state.held?;
-            Some(LeaseView {
-                lease: held.lease,
-                worker,
-                session: state.session,
-                paid: held.paid,
-                held_ns: now.saturating_sub(held.granted_at),
-                revoked: held.revoked,
-            })
-        });
-        let mut leases: Vec<LeaseView> = leases.collect();
-        leases.sort_unstable_by_key(|lease| lease.worker);
-        DeviceView { sessions: sessions.collect(), leases }
     }
 }

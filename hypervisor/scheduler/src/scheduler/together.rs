@@ -1,0 +1,210 @@
+//! A session's part of one device that it uses together with others. When it gets leases there is decided for all
+//! of its devices at once: see [`crate::Gangs`].
+
+use crate::roster::Worker;
+use crate::scheduler::decision::Longer;
+use crate::scheduler::{Reserved, Scheduler};
+use crate::spare;
+use crate::tuning::SHORTEST_REST_NS;
+use crate::turn;
+use crate::types::{Grant, LeaseId, Paid, SessionId, WorkerId};
+
+/// What a session that asks could have of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// For how long it could hold the device. `None`: it cannot pay for a turn yet, or nothing is granted.
+    pub(crate) length_ns: Option<u64>,
+    /// How long its turn would be. Its lease is prolonged until then.
+    pub(crate) turn_ns: u64,
+    /// Whether it is next, by its virtual deadline.
+    pub(crate) is_next: bool,
+    /// Whether it could begin now.
+    pub(crate) is_free: bool,
+}
+
+impl Scheduler {
+    /// From now on the session's leases are granted by [`Self::grant_until`], or are not any more.
+    pub(crate) fn set_together(&mut self, session: SessionId, together: bool) {
+        let own = self.roster.session_mut(session).filter(|own| own.together != together);
+        let Some(own) = own else { return };
+        own.together = together;
+        own.account.order_mut().set_together(together);
+        own.may_pay_sooner = [true; 2];
+        self.rounds.look_again();
+    }
+
+    /// How long the device's rounds are.
+    pub(crate) fn round_ns(&self) -> u64 {
+        self.rounds.ns()
+    }
+
+    /// The workers of the session that have used the device: each process of a session is known on all of its devices.
+    fn users(&self, session: SessionId) -> impl Iterator<Item = &Worker> {
+        let members = self.roster.members(session).map(|(_, worker)| worker);
+        members.filter(|own| own.held.is_some() || own.charged_ns > 0)
+    }
+
+    /// Whether a worker of the session fills the device, by itself; of those that have used it, if any has.
+    pub(crate) fn is_filled_by(&self, session: SessionId) -> bool {
+        let mut users = self.users(session).peekable();
+        users.peek().is_none() || users.any(|worker| worker.density.fills())
+    }
+
+    /// Whether a worker of the session keeps the device busy for longer than the session is guaranteed, as far as is known,
+    /// beside a worker that fills the device, of a session that uses it by itself, and wants it or did so just now.
+    pub(crate) fn is_crowded_for(&self, session: SessionId, now: u64) -> bool {
+        let share = self.roster.account(session).map_or(0, |account| account.guaranteed_ppm());
+        let fills_it = |(id, other): (WorkerId, &Worker)| {
+            other.is_dense()
+                && !self.roster.is_of_several(id)
+                && self.roster.is_active(other.session, now)
+        };
+        self.users(session).any(|worker| worker.density.assumed_ppm() > u64::from(share))
+            && self.roster.workers().any(fills_it)
+    }
+
+    /// The session takes part in rounds of this length at most.
+    pub(crate) fn set_longest_round(&mut self, session: SessionId, round_ns: u64) {
+        if let Some(own) = self.roster.session_mut(session) {
+            own.account.order_mut().set_longest_round(round_ns);
+        }
+    }
+
+    /// Keeps the device for a session from a moment on; `None`: for nobody.
+    pub(crate) fn reserve(&mut self, session: Option<(SessionId, u64)>) {
+        self.reserved = session.map(|(session, from)| Reserved { session, from });
+    }
+
+    /// Whether the session wants the device, or did so just now.
+    pub(crate) fn is_wanted_by(&self, session: SessionId, now: u64) -> bool {
+        self.roster.is_active(session, now)
+    }
+
+    /// Whether a worker of the session holds a lease that others wait for.
+    pub fn is_held_by(&self, session: SessionId) -> bool {
+        self.roster.is_held_by(session)
+    }
+
+    /// The session's workers take turns although they are sparse, or do not.
+    pub(crate) fn set_among_dense(&mut self, session: SessionId, among_dense: bool) {
+        let members = self.roster.members_mut(session);
+        members.for_each(|worker| worker.density.set_among_dense(among_dense));
+    }
+
+    /// Whether another session holds beside this one, or did so since it reported.
+    pub(crate) fn is_shared_by(&self, session: SessionId) -> bool {
+        let mut held = self.roster.members(session).filter_map(|(_, worker)| worker.held);
+        held.any(|held| held.company.shared)
+    }
+
+    /// The session holds beside another one, here or on another of its devices.
+    pub(crate) fn set_shared(&mut self, session: SessionId) {
+        let held = self.roster.members_mut(session).filter_map(|worker| worker.held.as_mut());
+        held.for_each(|held| held.company.shared = true);
+    }
+
+    /// When the leases of others end that the session would have to wait for.
+    pub(crate) fn others_end_at(&self, session: SessionId) -> u64 {
+        let others = self
+            .roster
+            .holding()
+            .filter(|(_, own, held)| own.session != session && own.is_dense() && held.counts());
+        others.map(|(_, _, held)| held.ends_at).max().unwrap_or(0)
+    }
+
+    /// Whether a turn alone may begin.
+    pub(crate) fn may_suspect(&self) -> bool {
+        self.alone.may_begin()
+    }
+
+    /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
+    pub(crate) fn is_session_in_doubt(&self, session: SessionId, now: u64) -> bool {
+        self.alone.is_due(&self.roster, session, now)
+    }
+
+    /// Takes all workers of a session for dense until they had a turn alone.
+    pub(crate) fn suspect_session(&mut self, session: SessionId, now: u64) {
+        let members: Vec<WorkerId> = self.roster.members(session).map(|(id, _)| id).collect();
+        self.alone.begin(&members, &mut self.roster, now);
+    }
+
+    /// What the session could have now. `None`: none of its workers asks.
+    pub(crate) fn offer(&mut self, session: SessionId, now: u64) -> Option<Offer> {
+        self.revoke_overdue(now);
+        let asking = self.roster.members(session).filter(|(_, own)| own.asks);
+        let (worker, _) = asking.min_by_key(|(_, own)| own.served_at)?;
+        self.roster.settle_asking(now);
+        let way = self.way_to_pay(worker, session, now);
+        let turn_ns = way.map_or(0, |(paid, _)| turn::longest(&self.roster, worker, paid, now));
+        let length = way.map(|(_, ns)| ns.min(turn_ns)).filter(|_| !self.suspended);
+        let is_next =
+            way.is_some_and(|(paid, _)| !turn::is_others(&self.roster, session, paid, now));
+        Some(Offer { length_ns: length, turn_ns, is_next, is_free: self.fits(worker) })
+    }
+
+    /// Grants leases, all until one moment of one turn, to the workers of the session that ask and may hold now.
+    pub(crate) fn grant_until(
+        &mut self,
+        session: SessionId,
+        ends: (u64, u64),
+        now: u64,
+    ) -> Vec<Grant> {
+        if ends.0.saturating_sub(now) < SHORTEST_REST_NS {
+            return Vec::new();
+        }
+        let asking = self.roster.members(session).filter(|(_, own)| own.asks);
+        let asking: Vec<WorkerId> = asking.map(|(id, _)| id).collect();
+        let mut grants = Vec::new();
+        for worker in asking {
+            self.roster.settle(session, now);
+            if self.fits(worker) {
+                // Who joins the others may do so although it could not begin by itself.
+                let way = self.way_to_pay(worker, session, now);
+                let paid = way.map_or(Paid::Own, |(paid, _)| paid);
+                grants.extend(self.grant_until_end(worker, paid, ends, now));
+            }
+        }
+        grants
+    }
+
+    /// For how long all leases of the session could go on, and until when their turn lasts. `None`: not at all.
+    pub(crate) fn could_go_on(&mut self, session: SessionId, now: u64) -> Option<Vec<(u64, u64)>> {
+        let leases = self.leases_of(session);
+        let longer = |(worker, lease)| {
+            let Longer { length_ns, turn_ends_at, .. } = self.longer(worker, lease, now)?;
+            Some((length_ns, turn_ends_at))
+        };
+        leases.into_iter().map(longer).collect()
+    }
+
+    /// The leases of the session that others wait for.
+    pub fn leases_of(&self, session: SessionId) -> Vec<(WorkerId, LeaseId)> {
+        let held = self.roster.members(session).filter_map(|(id, own)| Some((id, own.held?)));
+        held.filter(|(_, held)| held.counts()).map(|(id, held)| (id, held.lease)).collect()
+    }
+
+    /// Prolongs a lease until a moment.
+    pub(crate) fn renew_until(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        ends: (u64, u64),
+        now: u64,
+    ) -> Option<Grant> {
+        let (own, session) = self.roster.of(worker)?;
+        let held = own.held.filter(|held| held.lease == lease && held.goes_on())?;
+        let goes_on =
+            ends.0.saturating_sub(now) >= SHORTEST_REST_NS && !session.frozen && !self.suspended;
+        goes_on.then(|| self.prolong(worker, held.paid, ends, now))?
+    }
+
+    /// The end of a lease.
+    pub(crate) fn ends_at(&self, worker: WorkerId) -> Option<u64> {
+        self.roster.held(worker).map(|held| held.ends_at)
+    }
+
+    fn way_to_pay(&self, worker: WorkerId, session: SessionId, now: u64) -> Option<(Paid, u64)> {
+        let may = |paid| paid == Paid::Own || spare::may_have(&self.roster, session, now);
+        turn::way_to_pay(&self.roster, worker, false).find(|(paid, _)| may(*paid))
+    }
+}
