@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use limits::{GpuId, Limits};
-use session::allocation;
 use session::settings::OwnerSettings;
 
 use super::{Allocations, Decision, Entry, Facts, Held, WriteError};
@@ -52,7 +50,6 @@ impl Allocations {
         decision: &Decision,
     ) -> Result<AllocationKey, WriteError> {
         let key = AllocationKey::of_lines(&[by.name(), owner, name]);
-        let gpus: Vec<GpuId> = decision.parts.iter().map(|part| part.gpu).collect();
         let mut table = self.table();
         let is_same = |entry: &&mut Entry| {
             let shares = decision.parts.iter().map(|part| (part.gpu, part.share));
@@ -67,34 +64,12 @@ impl Allocations {
         let others = table.iter().filter(|(other, _)| **other != key);
         let others: Vec<_> = others.flat_map(|(_, entry)| entry.taken().shares).collect();
         decision.has_room(&others)?;
-        let facts = Facts {
-            version: 1,
-            resource: by.name().to_owned(),
-            ids: BTreeSet::from([owner.to_owned()]),
-            gpus,
-            library: Some(self.library.clone()),
-        };
-        self.make(&key, &facts)?;
-        let limits: Vec<(GpuId, Limits)> =
-            decision.parts.iter().map(|part| (part.gpu, part.limits)).collect();
-        allocation::make_pages(&self.session_of(&key), &limits)?;
-        let shares = self.write_down(&key, decision)?;
-        let entry = Entry {
-            resource: facts.resource,
-            ids: facts.ids,
-            gpus: facts.gpus,
-            library: facts.library,
-            promised: shares.clone(),
-            shares,
-            is_init: false,
-            made: Instant::now(),
-            started: None,
-            holder: Some(decision.holder.clone()),
-            pod: decision.pod.clone(),
-            followed: None,
-            listed: true,
-            missing: None,
-        };
+        let facts = Facts::granted(by.name(), owner, &decision.parts, &self.library);
+        self.folder.make(&key, &facts)?;
+        self.folder.write_new(&key, decision)?;
+        let mut entry = Entry::of(facts);
+        entry.take(decision);
+        entry.listed = true;
         table.insert(key.clone(), entry);
         drop(table);
         self.has_changed();
@@ -141,7 +116,7 @@ impl Allocations {
         for key in old.into_iter().filter(|key| !mounted.contains(key)) {
             // It may have been granted again meanwhile.
             if table.get(&key).is_some_and(is_old) {
-                self.remove(&self.of(&key))?;
+                self.folder.remove(&key)?;
                 table.remove(&key);
             }
         }

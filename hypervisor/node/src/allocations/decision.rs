@@ -1,0 +1,132 @@
+//! What holds for a container, whether its GPUs have room for it, and how it is written for the container.
+
+use std::io;
+use std::path::PathBuf;
+
+use dialects::Share;
+use limits::{GpuId, Limits, Policy, Priority};
+use session::settings::OwnerSettings;
+
+use crate::amounts::Part;
+use crate::identity::Holder;
+
+/// What holds for a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) holder: Holder,
+    /// The UID of its pod, where it is known.
+    pub(crate) pod: Option<String>,
+    pub(crate) parts: Vec<Part>,
+    /// What others cannot have because of it. Of an init container: what it has beyond those that have its GPUs later.
+    pub(crate) promised: Vec<(GpuId, Share)>,
+    pub(crate) is_init: bool,
+    /// How a share of time is meant.
+    pub(crate) policy: Policy,
+    /// Where the container sees the daemon's socket.
+    pub(crate) daemon: PathBuf,
+}
+
+/// Why limits are not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// Others have it, by these names or others.
+    #[error("{what} of {gpu} are asked for: {asked}; {left} of {total} are left")]
+    NoRoom { what: &'static str, gpu: GpuId, asked: u64, left: u64, total: u64 },
+    /// It has ended.
+    #[error("the container {0} has ended")]
+    Gone(Box<Holder>),
+    #[error("the container's page: {0}")]
+    Page(#[from] session::PageError),
+    #[error("the container's limits: {0}")]
+    Settings(#[from] session::settings::SettingsError),
+    #[error("the allocation's folder: {0}")]
+    Folder(#[from] io::Error),
+}
+
+impl Decision {
+    /// What is promised is all that it has.
+    pub(crate) fn in_full(
+        holder: Holder,
+        pod: Option<String>,
+        parts: Vec<Part>,
+        (policy, daemon): (Policy, PathBuf),
+    ) -> Self {
+        let promised = parts.iter().map(|part| (part.gpu, part.share)).collect();
+        Self { holder, pod, parts, promised, is_init: false, policy, daemon }
+    }
+
+    /// What it has.
+    pub(super) fn shares(&self) -> Vec<(GpuId, Share)> {
+        self.parts.iter().map(|part| (part.gpu, part.share)).collect()
+    }
+
+    /// Whether its GPUs have what it promises left beside others.
+    pub(super) fn has_room(&self, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+        self.promised.iter().try_for_each(|(gpu, share)| {
+            let parts = self.parts.iter().filter(|part| part.gpu == *gpu);
+            let parts = parts.map(|part| Part { share: *share, ..*part });
+            parts.into_iter().try_for_each(|part| has_room(&part, others))
+        })
+    }
+
+    pub(super) fn settings(&self) -> OwnerSettings {
+        let Self { holder, parts, policy, daemon, .. } = self;
+        let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
+            let pairs =
+                parts.iter().filter_map(|part| Some((part.gpu.to_string(), value(&part.limits)?)));
+            let map: serde_json::Map<String, serde_json::Value> = pairs.collect();
+            (!map.is_empty()).then(|| serde_json::Value::Object(map).to_string())
+        };
+        let memory = by_device(&|limits| Some(limits.memory?.limit.into()));
+        let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
+        let share = by_device(&|limits| {
+            limits.compute.is_limit().then(|| percent(limits.compute.share_ppm).into())
+        });
+        let real = by_device(&|limits| Some(limits.memory?.real?.into()));
+        let balance = (*policy == Policy::Balance && share.is_some()).then(|| "balance".to_owned());
+        let is_low = |part: &Part| part.limits.compute.priority == Priority::Low;
+        let low = parts.iter().any(is_low).then(|| Priority::Low.name().to_owned());
+        let limits = [
+            (::limits::env::MEMORY_LIMIT, memory),
+            (::limits::env::MEMORY_REAL, real),
+            (::limits::env::COMPUTE_LIMIT, share),
+            (::limits::env::POLICY, balance),
+            (::limits::env::PRIORITY, low),
+        ];
+        let limits = limits.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let others = [
+            (::limits::env::DAEMON_SOCKET, daemon.display().to_string()),
+            ("POD_NAMESPACE", holder.namespace.clone()),
+            ("POD_NAME", holder.pod.clone()),
+            ("CONTAINER_NAME", holder.container.clone()),
+        ];
+        let pairs = limits.chain(others).map(|(name, value)| (name.to_owned(), value));
+        OwnerSettings {
+            variables: pairs.collect(),
+            devices: Some(parts.iter().map(|part| part.gpu).collect()),
+            name: Some(holder.to_string()),
+            command: None,
+        }
+    }
+}
+
+/// Whether a GPU has so much left beside what others have of it.
+pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+    let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
+    let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
+        cores: sum.cores.saturating_add(share.cores),
+        memory_mib: sum.memory_mib.saturating_add(share.memory_mib),
+    });
+    let Part { gpu, share, total, .. } = *part;
+    for (what, asked, total, taken) in [
+        ("cores", share.cores, total.cores, taken.cores),
+        ("MiB", share.memory_mib, total.memory_mib, taken.memory_mib),
+    ] {
+        let left = total.saturating_sub(taken);
+        // A total of 0: the driver does not tell.
+        if asked > left && total > 0 {
+            return Err(WriteError::NoRoom { what, gpu, asked, left, total });
+        }
+    }
+    Ok(())
+}
