@@ -128,20 +128,40 @@ pub struct KernelIdentity {
     /// Whether `/proc` shows the daemon's own pid namespace. If not, ids in `/proc` denote other processes, and a
     /// caller is known only by its user.
     proc_is_ours: bool,
+    /// This process.
+    own: Owner,
+    /// Whether it runs in a pod: kubelets tell each container so.
+    in_pod: bool,
 }
 
 impl Default for KernelIdentity {
     fn default() -> Self {
-        Self { proc_is_ours: ProcessIdentity::own().start_time != 0 }
+        let proc_is_ours = ProcessIdentity::own().start_time != 0;
+        let file = read_cgroup("self").ok().filter(|_| proc_is_ours).unwrap_or_default();
+        let uid = rustix::process::geteuid().as_raw();
+        Self {
+            proc_is_ours,
+            own: Owner::within(uid, &Workload::of_cgroup(&file)),
+            in_pod: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+        }
     }
 }
 
 impl KernelIdentity {
-    /// The owner of the daemon's own process.
-    pub(crate) fn own(self) -> Owner {
-        let uid = rustix::process::geteuid().as_raw();
-        let workload = read_cgroup("self").ok().filter(|_| self.proc_is_ours);
-        Owner::within(uid, &workload.unwrap_or_default())
+    /// The owner that this process itself is.
+    pub(crate) const fn own(&self) -> Owner {
+        self.own
+    }
+
+    /// Whose a process of this user and with this cgroup is. Containers of the daemon's own pod count as the daemon's: the node
+    /// agent is one.
+    fn owner(&self, uid: u32, workload: &Workload, file: &[u8]) -> Owner {
+        let is_same_pod = workload.pod.is_some() && workload.pod == self.own.pod;
+        let is_beside = self.in_pod && self.own.pod.is_none() && workload::is_beside(file);
+        match is_same_pod || is_beside {
+            true => Owner { uid, ..self.own },
+            false => Owner::within(uid, workload),
+        }
     }
 }
 
@@ -155,8 +175,9 @@ impl Identity for KernelIdentity {
         let Some(known) = ProcessIdentity::of(pid.unsigned_abs()) else {
             return Err(not("it has ended".to_owned()));
         };
-        let workload = read_cgroup(pid).map_err(|error| not(format!("its cgroup: {error}")))?;
-        let owner = Owner::within(uid, &workload);
+        let file = read_cgroup(pid).map_err(|error| not(format!("its cgroup: {error}")))?;
+        let workload = Workload::of_cgroup(&file);
+        let owner = self.owner(uid, &workload, &file);
         Ok(Caller { pid, started: Some(known.start_time), owner, unit: workload.unit })
     }
 }
@@ -165,16 +186,16 @@ impl Identity for KernelIdentity {
 const CGROUP_LIMIT: u64 = 64 * 1024;
 
 /// A kernel without cgroups has no such file for any process.
-fn read_cgroup(pid: impl fmt::Display) -> io::Result<Workload> {
+fn read_cgroup(pid: impl fmt::Display) -> io::Result<Vec<u8>> {
     let file = match File::open(format!("/proc/{pid}/cgroup")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !has_cgroups() => {
-            return Ok(Workload::default());
+            return Ok(Vec::new());
         }
         other => other?,
     };
     let mut text = Vec::new();
     file.take(CGROUP_LIMIT).read_to_end(&mut text)?;
-    Ok(Workload::of_cgroup(&text))
+    Ok(text)
 }
 
 fn has_cgroups() -> bool {
@@ -215,6 +236,38 @@ mod tests {
         assert!(inside.sees_all(&beside) && root.sees_all(&beside));
         let next = Owner { container: container("b", None), ..root };
         assert!(!next.sees_all(&beside));
+    }
+
+    /// containerd gives each container a cgroup namespace, in which its own path is `/`. CRI-O may show the node's.
+    #[test]
+    fn only_containers_of_the_daemons_own_pod_are_the_daemons() {
+        let id = "b".repeat(64);
+        let slice = |pod: &str| format!("kubepods-besteffort-pod{}.slice", pod.repeat(32));
+        let scope = format!("cri-containerd-{id}.scope");
+        let (beside, own) = (format!("0::/../{scope}"), format!("0::/{}/{scope}", slice("1")));
+        let others = [
+            format!("0::/../../{}/{scope}", slice("2")),
+            format!("0::/{}/{scope}", slice("2")),
+            format!("0::/../../../../docker-{id}.scope"),
+        ];
+        let pod = Some("1".repeat(32).parse().unwrap());
+        let hidden = KernelIdentity { proc_is_ours: true, own: Owner::user(0), in_pod: true };
+        let shown = KernelIdentity {
+            own: Owner { pod, container: container("a", None), ..Owner::user(0) },
+            ..hidden
+        };
+        let sees_all = |identity: &KernelIdentity, text: &str| {
+            let workload = Workload::of_cgroup(text.as_bytes());
+            identity.owner(0, &workload, text.as_bytes()).sees_all(&identity.own)
+        };
+        assert!(sees_all(&hidden, &beside) && sees_all(&shown, &own));
+        for identity in [hidden, shown, KernelIdentity { in_pod: false, ..hidden }] {
+            for other in &others {
+                assert!(!sees_all(&identity, other), "{identity:?}: {other}");
+            }
+        }
+        let in_docker = KernelIdentity { in_pod: false, ..hidden };
+        assert!(!sees_all(&in_docker, &beside));
     }
 
     #[test]

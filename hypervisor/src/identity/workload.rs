@@ -252,6 +252,15 @@ impl Workload {
     }
 }
 
+/// Whether a cgroup lies beside that of this process, as its own cgroup namespace shows it.
+pub(super) fn is_beside(file: &[u8]) -> bool {
+    let is_it = |line: &[u8]| {
+        let up = path(line).and_then(|(_, path)| path.strip_prefix(b"/../"));
+        up.is_some_and(|name| !name.is_empty() && !name.starts_with(b".."))
+    };
+    file.split(|&byte| byte == b'\n').any(is_it)
+}
+
 /// Path and precedence of a line.
 fn path(line: &[u8]) -> Option<(u8, &[u8])> {
     let mut parts = line.splitn(3, |&byte| byte == b':');
