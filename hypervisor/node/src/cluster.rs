@@ -13,7 +13,7 @@ use api_server::{
 use dialects::pods::{self, has_ended};
 use dialects::{Dialect, PodClaims, ResourceNames};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Container, Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher;
@@ -199,18 +199,6 @@ impl Cluster {
     }
 
     /// This node's pods, as far as they have been heard of.
-    /// Whether a pod of this node that has not ended has init containers with extended resources.
-    pub(crate) fn has_init_containers(&self) -> bool {
-        let limits = |one: &Container| one.resources.as_ref().and_then(|all| all.limits.clone());
-        let extended = |one: &Container| {
-            limits(one).is_some_and(|all| all.keys().any(|name| name.contains('/')))
-        };
-        let spec = |pod: &Arc<Pod>| pod.spec.as_ref().and_then(|spec| spec.init_containers.clone());
-        let pods = self.pods();
-        let mut inits = pods.iter().filter(|pod| !has_ended(pod)).filter_map(spec).flatten();
-        inits.any(|one| extended(&one))
-    }
-
     pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
         self.pods.state()
     }

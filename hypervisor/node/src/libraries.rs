@@ -7,9 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::cluster::Cluster;
 use crate::injection::PRELOADED;
 use crate::resolver::Resolver;
+use crate::starting::have_init_containers;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub(crate) async fn keep(own: PathBuf, resolver: Resolver) -> Infallible {
         let Ok((listed, _)) = resolver.ask().await else { continue };
         let Some(needed) = resolver.allocations.libraries(&listed) else { continue };
         // Kubelets do not list init containers, and start them with what they were once told.
-        if resolver.cluster.as_ref().is_some_and(Cluster::has_init_containers) {
+        if resolver.cluster.as_ref().is_some_and(|cluster| have_init_containers(&cluster.pods())) {
             continue;
         }
         for folder in others.difference(&needed) {

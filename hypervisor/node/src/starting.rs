@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use dialects::pods::need;
+use dialects::pods::{has_ended, need};
 use dialects::{Dialect, Share};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use limits::GpuId;
@@ -113,6 +113,16 @@ pub(crate) fn before<'a>(
     let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let end = init.clone().position(|one| Some(one.name.as_str()) == container);
     init.take(end.unwrap_or(usize::MAX)).filter(|one| ends_first(one))
+}
+
+/// Whether one of these pods that has not ended has init containers with extended resources.
+pub(crate) fn have_init_containers(pods: &[Arc<Pod>]) -> bool {
+    let is_extended = |one: &Container| {
+        let limits = one.resources.as_ref().and_then(|all| all.limits.as_ref());
+        limits.is_some_and(|all| all.keys().any(|name| name.contains('/')))
+    };
+    let specs = pods.iter().filter(|pod| !has_ended(pod)).filter_map(|pod| pod.spec.as_ref());
+    specs.flat_map(|spec| spec.init_containers.iter().flatten()).any(is_extended)
 }
 
 /// Whether it is an init container that ends before later ones start.
@@ -239,6 +249,11 @@ mod tests {
         assert_eq!(names(Some("main")), ["a", "b"]);
         assert_eq!(names(Some("b")), ["a"]);
         assert!(names(Some("a")).is_empty());
+        let have = |pod: &Pod| have_init_containers(&[Arc::new(pod.clone())]);
+        let mut others = [pod.clone(), pod.clone()];
+        others[0].status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
+        others[1].spec.as_mut().unwrap().init_containers = None;
+        assert!(have(&pod) && !others.iter().any(have));
         assert!(is_init(&pod, "b") && !is_init(&pod, "proxy") && !is_init(&pod, "main"));
     }
 
