@@ -233,6 +233,7 @@ fn read(mut parameters: Value) -> Result<GpuConfig, ClaimError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dra::slice::devices;
     use dialects::registers::Hardware;
     use limits::{ComputeLimit, MemoryLimit};
     use serde_json::json;
@@ -346,6 +347,13 @@ mod tests {
         // It runs already, or its people know of the fault.
         let faulty = claim(json!([result(2, share())]), json!([]));
         assert!(plan(faulty, UID, ("here", &pool()), true).is_ok());
+        let cordoned = pool().cordoned([gpu(1)].into());
+        let own = || claim(json!([result(1, share())]), json!([]));
+        assert!(plan(own(), UID, ("here", &cordoned), true).is_ok());
+        let new = plan(own(), UID, ("here", &cordoned), false);
+        assert!(matches!(new, Err(ClaimError::Unhealthy(_))), "{new:?}");
+        let taint = |pool: &Pool| devices(pool, None)[0]["taints"][0]["key"].clone();
+        assert_eq!((taint(&pool()), taint(&cordoned)), (Value::Null, json!(UNHEALTHY)));
         let mut tolerated = result(2, share());
         tolerated["tolerations"] = json!([{"key": UNHEALTHY, "operator": "Exists"}]);
         assert!(planned(json!([tolerated]), json!([])).is_ok());

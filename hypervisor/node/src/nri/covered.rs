@@ -50,3 +50,24 @@ fn is_beside(own: &Path, seen: Option<(u64, u64)>) -> bool {
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_versions_library_is_not_taken_for_a_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        let version = |name: &str, file: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join(file), "").unwrap();
+            path
+        };
+        let (own, other) = (version("2", PRELOADED[0]), version("1", PRELOADED[0]));
+        let volume = version("volume", "x");
+        assert!(is_beside(&own, identity(&other)) && !is_beside(&own, identity(&volume)));
+        // What is mounted there is no library.
+        assert!(!is_beside(&volume, identity(&other)));
+    }
+}

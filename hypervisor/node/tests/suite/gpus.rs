@@ -5,34 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use node::proto::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, HEALTHY,
-    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty, PreStartContainerRequest,
+    PreStartContainerResponse,
 };
 use observer::{AllReadings, Seen};
 use poem::listener::{Listener, UnixListener};
 use serde_json::{Value, json};
 
 use super::contained::{Image, Running, TAKE, built, memory, prepared, run_in};
+use super::health::healthy;
 use super::kubelets_side::{Admitted, CORES, GIB, MEMORY, NUMBER, Node};
 use super::people::{Cluster, has, page, pod, started, started_on};
 use super::support::{FakeKubelet, GoClient, Watched, gpu, shows, until};
-
-/// How many of each GPU's ids may be given out.
-async fn offered(watched: &mut Watched, gpus: u8) -> Vec<usize> {
-    let list = watched.next::<ListAndWatchResponse>().await.unwrap();
-    let of = |number| {
-        let one = gpu(number).to_string();
-        let own = list.devices.iter().filter(|device| device.id.starts_with(&one));
-        own.filter(|device| device.health == HEALTHY).count()
-    };
-    (0..gpus).map(of).collect()
-}
 
 /// Waits until just so many are.
 async fn until_offered(watched: &mut Watched, wanted: &[usize]) {
     loop {
         let gpus = u8::try_from(wanted.len()).unwrap();
-        if offered(watched, gpus).await == wanted {
+        if healthy(watched, gpus).await == wanted {
             return;
         }
     }
@@ -72,7 +62,7 @@ async fn no_new_container_gets_a_cordoned_gpu_and_running_ones_keep_theirs() {
     let mut kubelet = FakeKubelet::running();
     let cluster = started(&mut kubelet, vec![pod("runs", &json!({}))]).await;
     let mut watched = cluster.client.watch("ListAndWatch", &Empty {}).await;
-    assert_eq!(offered(&mut watched, 2).await, [10, 10]);
+    assert_eq!(healthy(&mut watched, 2).await, [10, 10]);
     let page = cluster.start(&kubelet, "runs", 3).await;
     until("schedulers know the node", || registered(&cluster) == [true, true]).await;
     annotate(&cluster, &gpu(0).to_string());
@@ -128,7 +118,7 @@ async fn a_gpu_is_lost_and_another_added_while_pods_run() {
     let pods = ["first", "second", "third"].map(|name| pod(name, &json!({})));
     let cluster = started(&mut kubelet, pods.to_vec()).await;
     let mut watched = cluster.client.watch("ListAndWatch", &Empty {}).await;
-    assert_eq!(offered(&mut watched, 2).await, [10, 10]);
+    assert_eq!(healthy(&mut watched, 2).await, [10, 10]);
     let lost = cluster.start(&kubelet, "first", 3).await;
     let other = format!("{}::3", gpu(1));
     let folder = cluster.starts(&kubelet, "second", "default", other.clone()).await.unwrap();
@@ -173,7 +163,7 @@ async fn an_agent_that_starts_without_a_lost_gpu_serves_the_others() {
     kubelet.forget_registrations();
     let cluster = started_on(&mut kubelet, pods(), shows_without(2, 0)).await;
     let mut watched = cluster.client.watch("ListAndWatch", &Empty {}).await;
-    assert_eq!(offered(&mut watched, 2).await, [0, 10]);
+    assert_eq!(healthy(&mut watched, 2).await, [0, 10]);
     start_again(&cluster.client, other).await.unwrap();
     let third = cluster.starts(&kubelet, "third", "default", format!("{}::4", gpu(1))).await;
     assert!(third.unwrap().join("sluice-session.json").is_file());

@@ -8,8 +8,8 @@ use observer::{Blind, Seen, Xid};
 
 use super::support::{Agent, FakeKubelet, Watched, gpu, options, shows};
 
-/// How many of each GPU's ids are healthy.
-async fn healthy(watched: &mut Watched, gpus: u8) -> Vec<usize> {
+/// How many of each GPU's ids may be given out.
+pub(crate) async fn healthy(watched: &mut Watched, gpus: u8) -> Vec<usize> {
     let list = watched.next::<ListAndWatchResponse>().await.unwrap();
     let of = |number| {
         let one = gpu(number).to_string();
