@@ -1,13 +1,14 @@
 //! Allocations that no ids of a kubelet name, because a claim or another scheduler has granted them. They stay until
 //! they are released: no list of a kubelet says when.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
 
 use session::settings::OwnerSettings;
 
 use super::{Allocations, Decision, Entry, Facts, Held, WriteError};
+use crate::identity::Holder;
 use crate::pool::AllocationKey;
 
 /// Who grants allocations.
@@ -95,41 +96,53 @@ impl Allocations {
         self.remove_those(is_its)
     }
 
-    /// Removes what was last granted longer ago than that, and that is not `mounted` any more.
+    /// What a container of the pod with this UID was granted before.
+    pub(crate) fn granted_before(&self, holder: &Holder, pod: &str) -> Option<AllocationKey> {
+        let mut table = self.table();
+        // The last word of a claim's holder is the claim's name.
+        let is_its = |entry: &Entry| {
+            let is_pods = entry.pod.as_deref() == Some(pod) || entry.ids.contains(pod);
+            let is_container = entry.resource != Grantor::Claim.name() && entry.is_granted();
+            is_container && is_pods && entry.holder.as_ref() == Some(holder)
+        };
+        let (key, entry) = table.iter_mut().find(|(_, entry)| is_its(entry))?;
+        entry.started = Some(Instant::now());
+        Some(key.clone())
+    }
+
+    /// Removes what was last granted longer ago than that, to this owner if one is named, and is not `mounted` any more.
     pub(crate) fn release_unused(
         &self,
         by: Grantor,
         ago: Duration,
+        owner: Option<&str>,
         mounted: impl FnOnce(&[AllocationKey]) -> BTreeSet<AllocationKey>,
     ) -> io::Result<()> {
-        let is_old =
-            |entry: &Entry| entry.resource == by.name() && entry.last_touched().elapsed() > ago;
+        let is_old = |entry: &Entry| {
+            entry.resource == by.name()
+                && entry.last_touched().elapsed() >= ago
+                && owner.is_none_or(|owner| entry.ids.contains(owner))
+        };
         let table = self.table();
-        let old = table.iter().filter(|(_, entry)| is_old(entry)).map(|(key, _)| key.clone());
-        let old: Vec<AllocationKey> = old.collect();
+        let old = table.iter().filter(|(_, entry)| is_old(entry));
+        let old: BTreeMap<_, _> =
+            old.map(|(key, entry)| (key.clone(), entry.last_touched())).collect();
         drop(table);
         if old.is_empty() {
             return Ok(());
         }
-        let mounted = mounted(&old);
-        let mut table = self.table();
-        for key in old.into_iter().filter(|key| !mounted.contains(key)) {
-            // It may have been granted again meanwhile.
-            if table.get(&key).is_some_and(is_old) {
-                self.folder.remove(&key)?;
-                table.remove(&key);
-            }
-        }
-        drop(table);
-        self.has_changed();
-        Ok(())
+        let mounted = mounted(&old.keys().cloned().collect::<Vec<_>>());
+        // It may have been granted again meanwhile.
+        self.remove_those(|(key, entry)| {
+            !mounted.contains(key) && old.get(key) == Some(&entry.last_touched())
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::Holder;
+    use crate::identity::Containers;
     use limits::Policy;
 
     #[test]
@@ -143,14 +156,21 @@ mod tests {
         let grant = |by, owner| allocations.grant(by, (owner, ""), &decision).unwrap();
         let (used, unused) = (grant(Grantor::NvidiaClaim, "1"), grant(Grantor::NvidiaClaim, "2"));
         grant(Grantor::Claim, "1");
+        // Its containers may load any version's library.
+        let libraries = || allocations.libraries(&Containers::default());
+        assert_eq!(libraries(), None);
         let release = |ago| {
             let mounted = |_: &[AllocationKey]| BTreeSet::from([used.clone()]);
-            allocations.release_unused(Grantor::NvidiaClaim, ago, mounted).unwrap();
+            allocations.release_unused(Grantor::NvidiaClaim, ago, None, mounted).unwrap();
             allocations.granted(Grantor::NvidiaClaim).len()
         };
         assert_eq!(release(Duration::from_secs(100)), 2);
         assert_eq!(release(Duration::ZERO), 1);
         assert!(allocations.of(&used).exists() && !allocations.of(&unused).exists());
         assert_eq!(allocations.granted(Grantor::Claim).len(), 1);
+        for by in Grantor::ALL {
+            allocations.take_back(by, |_| true).unwrap();
+        }
+        assert_eq!(libraries(), Some(BTreeSet::new()));
     }
 }

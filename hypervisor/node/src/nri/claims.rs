@@ -16,7 +16,8 @@ use crate::chain::chain;
 use crate::cluster::Cluster;
 use crate::dra::kind;
 use crate::identity::Holder;
-use crate::proto::nri::PodSandbox;
+use crate::plugin::VISIBLE;
+use crate::proto::nri::{Container, PodSandbox};
 
 /// How long the API server has for each answer: there are three.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ const NOT_FOUND: u16 = 404;
 /// Why it is not known what a container has. It does not start, and the kubelet tries again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimedError {
-    #[error("its claims: {0}")]
+    #[error("its claims: {0}; expected the API server to say what they have")]
     ApiServer(String),
     #[error("it uses the claims {0} and {1} of {DRIVER}, both with limits; expected one")]
     Two(String, String),
@@ -81,14 +82,19 @@ impl Plugin {
     pub(super) async fn claimed(
         &self,
         pod: &PodSandbox,
-        container: &str,
+        container: &Container,
     ) -> Result<Option<Claimed>, ClaimedError> {
-        // Static pods have no claims, and one of them may be the API server.
+        // NVIDIA's driver sets it by CDI in each container with a claim. A pod's words can change it, and not remove it.
+        let is_it = |text: &String| text.split_once('=').is_some_and(|(name, _)| name == VISIBLE);
+        if !container.env.iter().any(is_it) {
+            return Ok(None);
+        }
+        // Static pods have no claims.
         let source = pod.annotations.get("kubernetes.io/config.source");
         if source.is_some_and(|source| source != "api") {
             return Ok(None);
         }
-        let found = tokio::time::timeout(IN_ALL, self.find_claimed(pod, container)).await;
+        let found = tokio::time::timeout(IN_ALL, self.find_claimed(pod, &container.name)).await;
         found.unwrap_or(Err(CallError::Silent(IN_ALL).into()))
     }
 

@@ -23,13 +23,14 @@ use self::kai::{Asked, KaiError};
 use self::nvidia::Has;
 use self::ttrpc::{Answers, NriError, serve};
 use crate::allocations::{Allocations, Decision, Grantor, WriteError};
+use crate::amounts::Part;
 use crate::cluster::Cluster;
 use crate::events::{Kind, Told};
 use crate::identity::Holder;
 use crate::injection::{Injection, PRELOAD};
 use crate::mounted;
 use crate::plugin::{ALLOCATION, NONE_VISIBLE, VISIBLE};
-use crate::pool::Pool;
+use crate::pool::{AllocationKey, Pool};
 use crate::proto::nri::{
     ConfigureResponse, Container, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, Event, KeyValue, Mount, PodSandbox, PodSandboxRequest,
@@ -78,6 +79,16 @@ enum Refusal {
     Hidden(PathBuf),
     #[error("the allocation's folder: {0}")]
     Folder(#[from] io::Error),
+}
+
+/// What a container is granted.
+enum Grant {
+    /// Parts for itself.
+    Own(Vec<Part>),
+    /// Parts of the claim with this UID.
+    Claims(Vec<Part>, String),
+    /// What it had before.
+    Before(AllocationKey),
 }
 
 /// What a runtime has said since it was connected.
@@ -132,7 +143,7 @@ impl Plugin {
             let allocations = Arc::clone(&self.allocations);
             let work = move || {
                 let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
-                allocations.release_unused(Grantor::NvidiaClaim, STARTS_WITHIN, mounted)
+                allocations.release_unused(Grantor::NvidiaClaim, STARTS_WITHIN, None, mounted)
             };
             if let Ok(Err(error)) = tokio::task::spawn_blocking(work).await {
                 tracing::warn!(%error, "a claim's allocation cannot be removed");
@@ -186,19 +197,18 @@ impl Plugin {
                 let asked = CreateContainerRequest::decode(payload).map_err(unread)?;
                 let (pod, container) =
                     (asked.pod.unwrap_or_default(), asked.container.unwrap_or_default());
-                let holder = format!("{}/{}/{}", pod.namespace, pod.name, container.name);
+                let holder = holder(&pod, &container);
                 let refused = |refusal: Refusal| format!("sluice: {holder}: {refusal}");
-                let claimed = self.claimed(&pod, &container.name).await;
-                let claimed = claimed.map_err(|error| refused(error.into()))?;
-                let own = self.clone();
-                let work = move || own.create(&pod, &container, claimed);
-                let done = tokio::task::spawn_blocking(work).await;
-                let adjust = done.map_err(|ended| ended.to_string())?.map_err(refused)?;
+                let adjust = self.adjust(pod, container).await.map_err(refused)?;
                 Ok(CreateContainerResponse { adjust }.encode_to_vec())
             }
-            "StopPodSandbox" | "RemovePodSandbox" => {
-                let ended = PodSandboxRequest::decode(payload).map_err(unread)?.pod;
-                self.has_ended(ended).await
+            "StopPodSandbox" => {
+                let stopped = PodSandboxRequest::decode(payload).map_err(unread)?.pod;
+                self.has_ended(stopped, Duration::ZERO).await
+            }
+            "RemovePodSandbox" => {
+                let removed = PodSandboxRequest::decode(payload).map_err(unread)?.pod;
+                self.has_ended(removed, STARTS_WITHIN).await
             }
             "StartContainer" => {
                 let asked = StartContainerRequest::decode(payload).map_err(unread)?;
@@ -208,9 +218,8 @@ impl Plugin {
                 let change = StateChangeEvent::decode(payload).map_err(unread)?;
                 match change.event() {
                     Event::StartContainer => self.starts(change.pod, change.container).await,
-                    Event::StopPodSandbox | Event::RemovePodSandbox => {
-                        self.has_ended(change.pod).await
-                    }
+                    Event::StopPodSandbox => self.has_ended(change.pod, Duration::ZERO).await,
+                    Event::RemovePodSandbox => self.has_ended(change.pod, STARTS_WITHIN).await,
                     _ => Ok(Vec::new()),
                 }
             }
@@ -226,7 +235,7 @@ impl Plugin {
         container: Option<Container>,
     ) -> Result<Vec<u8>, String> {
         let (pod, container) = (pod.unwrap_or_default(), container.unwrap_or_default());
-        let holder = format!("{}/{}/{}", pod.namespace, pod.name, container.name);
+        let holder = holder(&pod, &container);
         let (allocations, injection) = (Arc::clone(&self.allocations), self.injection.clone());
         let process = Path::new("/proc").join(container.pid.to_string());
         let work = move || covered::first(&process, &allocations, &injection);
@@ -235,26 +244,28 @@ impl Plugin {
             Ok(Some(path)) => Err(format!("sluice: {holder}: {}", Refusal::Hidden(path))),
             // Most containers have no allocation, and of this one it cannot be told.
             Err(error) => {
-                tracing::warn!(holder, %error, "what the container sees is not known");
+                tracing::warn!(%holder, %error, "what the container sees is not known");
                 Ok(Vec::new())
             }
         }
     }
 
-    async fn has_ended(&self, pod: Option<PodSandbox>) -> Result<Vec<u8>, String> {
+    /// A sandbox of a pod has ended. It may be an earlier one, whose pod goes on: what some process sees stays. A runtime may
+    /// remove a sandbox at any time later, perhaps while its pod's next containers start.
+    async fn has_ended(
+        &self,
+        pod: Option<PodSandbox>,
+        at_least: Duration,
+    ) -> Result<Vec<u8>, String> {
         let uid = pod.unwrap_or_default().uid;
         let allocations = Arc::clone(&self.allocations);
-        let owner = uid.clone();
-        // An earlier sandbox of the pod may be what has ended: its present containers go on.
-        let runs = move || {
-            let granted = allocations.granted(Grantor::Runtime).into_iter();
-            let own = granted.filter(|(of, _)| *of == owner).map(|(_, held)| held.key);
-            !mounted::among(Path::new("/proc"), &own.collect::<Vec<_>>()).is_empty()
+        let work = move || {
+            allocations.release_unused(Grantor::Runtime, at_least, Some(&uid), |keys| {
+                mounted::among(Path::new("/proc"), keys)
+            })
         };
-        if tokio::task::spawn_blocking(runs).await.map_err(|ended| ended.to_string())? {
-            return Ok(Vec::new());
-        }
-        self.release(move |pod| pod == uid).await.map(|()| Vec::new())
+        let done = tokio::task::spawn_blocking(work).await.map_err(|ended| ended.to_string())?;
+        done.map(|()| Vec::new()).map_err(|error| error.to_string())
     }
 
     async fn release(&self, is_over: impl Fn(&str) -> bool + Send + 'static) -> Result<(), String> {
@@ -264,44 +275,65 @@ impl Plugin {
         done.map_err(|error| error.to_string())
     }
 
+    /// What is to be changed of a container. Only who may have a claim waits for the API server.
+    async fn adjust(
+        &self,
+        pod: PodSandbox,
+        container: Container,
+    ) -> Result<Option<ContainerAdjustment>, Refusal> {
+        let pool = Arc::clone(&self.pool.borrow());
+        let asked = kai::asked(&pod.annotations, (&container.name, &container.env), &pool)?;
+        let grant = match asked {
+            Asked::Parts(parts) => Grant::Own(parts),
+            Asked::Hide => {
+                let env = vec![variable(VISIBLE, NONE_VISIBLE)];
+                return Ok(Some(ContainerAdjustment { env, mounts: Vec::new() }));
+            }
+            Asked::Nothing => match self.claimed(&pod, &container).await {
+                Ok(Some(Claimed { has: Has::Consumed(parts), uid })) => Grant::Claims(parts, uid),
+                Ok(Some(Claimed { has: Has::Each(parts), .. })) => Grant::Own(parts),
+                Ok(Some(Claimed { has: Has::NoLimits, .. }) | None) => return Ok(None),
+                Err(error @ ClaimedError::ApiServer(_)) => {
+                    let before =
+                        self.allocations.granted_before(&holder(&pod, &container), &pod.uid);
+                    Grant::Before(before.ok_or(error)?)
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let own = self.clone();
+        let work = move || own.create(&pod, &container, grant);
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map(Some)
+    }
+
     /// Touches files.
     fn create(
         &self,
         pod: &PodSandbox,
         container: &Container,
-        claimed: Option<Claimed>,
-    ) -> Result<Option<ContainerAdjustment>, Refusal> {
-        let pool = Arc::clone(&self.pool.borrow());
-        let variable = |name: &str, value: &str| KeyValue { key: name.into(), value: value.into() };
-        let asked = kai::asked(&pod.annotations, (&container.name, &container.env), &pool)?;
-        let own = (Grantor::Runtime, (&*pod.uid, &*container.name));
-        let (parts, (by, owner)) = match (asked, claimed.as_ref().map(|one| (&one.has, &*one.uid)))
-        {
-            (Asked::Parts(parts), _) => (parts, own),
-            (Asked::Hide, _) => {
-                let env = vec![variable(VISIBLE, NONE_VISIBLE)];
-                return Ok(Some(ContainerAdjustment { env, mounts: Vec::new() }));
-            }
-            (Asked::Nothing, Some((Has::Consumed(parts), uid))) => {
-                (parts.clone(), (Grantor::NvidiaClaim, (uid, "")))
-            }
-            (Asked::Nothing, Some((Has::Each(parts), _))) => (parts.clone(), own),
-            (Asked::Nothing, Some((Has::NoLimits, _)) | None) => return Ok(None),
-        };
+        grant: Grant,
+    ) -> Result<ContainerAdjustment, Refusal> {
         let mut mounted = container.mounts.iter().map(|mount| &mount.destination);
         if let Some(covering) = mounted.find(|path| covers(path)) {
             return Err(Refusal::Covered(covering.clone()));
         }
-        let holder = Holder {
-            namespace: pod.namespace.clone(),
-            pod: pod.name.clone(),
-            container: container.name.clone(),
+        let own = (&*pod.uid, &*container.name);
+        let (by, owner, parts) = match &grant {
+            Grant::Own(parts) => (Grantor::Runtime, own, parts),
+            Grant::Claims(parts, uid) => (Grantor::NvidiaClaim, (&**uid, ""), parts),
+            Grant::Before(key) => return self.mounts(key),
         };
         let (uid, daemon) = (Some(pod.uid.clone()), self.injection.daemon_inside());
-        let policy = limits::Policy::Fixed;
-        let decision = Decision::in_full(holder, uid, parts, (policy, daemon));
+        let how = (limits::Policy::Fixed, daemon);
+        let decision = Decision::in_full(holder(pod, container), uid, parts.clone(), how);
         let key = self.allocations.grant(by, owner, &decision)?;
-        let (folder, session) = (self.allocations.of(&key), self.allocations.session_of(&key));
+        tracing::info!(container = %decision.holder, key = key.as_str(), "its limits are written");
+        self.mounts(&key)
+    }
+
+    /// By which a container sees an allocation.
+    fn mounts(&self, key: &AllocationKey) -> Result<ContainerAdjustment, Refusal> {
+        let (folder, session) = (self.allocations.of(key), self.allocations.session_of(key));
         let mounts = self.injection.mounts((&folder, &session), None)?.into_iter().map(|mount| {
             let mode = if mount.read_only { "ro" } else { "rw" };
             Mount {
@@ -311,9 +343,20 @@ impl Plugin {
                 options: ["bind", "private", mode].map(str::to_owned).into(),
             }
         });
-        tracing::info!(container = %decision.holder, key = key.as_str(), "its limits are written");
         let env = vec![variable(ALLOCATION, key.as_str())];
-        Ok(Some(ContainerAdjustment { env, mounts: mounts.collect() }))
+        Ok(ContainerAdjustment { env, mounts: mounts.collect() })
+    }
+}
+
+fn variable(name: &str, value: &str) -> KeyValue {
+    KeyValue { key: name.to_owned(), value: value.to_owned() }
+}
+
+fn holder(pod: &PodSandbox, container: &Container) -> Holder {
+    Holder {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        container: container.name.clone(),
     }
 }
 
