@@ -2,7 +2,6 @@
 
 use crate::common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, is_near, outcome};
 use limits::env::GATES;
-use std::process::Command;
 
 const KERNEL_US: f64 = 200.0;
 
@@ -51,23 +50,21 @@ fn without_the_operations_the_gate_is_on_the_thread() {
 }
 
 /// A program that launches a step from two threads, and waits for another stream in it: what has begun may wait for
-/// what is held.
+/// what is held. Judged by the device's time, which no machine's load makes more: what its kernels took.
 #[test]
 fn steps_of_two_threads_and_streams_keep_a_share() {
+    const STEP_US: f64 = 84.0 * 100.0;
     for percent in [50, 25, 100] {
         let stage = Stage::new();
-        let program = stage.compile("training.c", "training", &[]);
-        let run = |command: &mut Command| outcome(command.args(["3", "100"])).silent();
-        let native = run(&mut stage.native(&program));
-        let mut command = stage.limited(&program);
-        let limited = run(command.env(COMPUTE_LIMIT, first_device(percent)).env(GATES, "stream"));
-        let part = limited.rate() / native.rate() * 100.0;
-        let longest = limited.json()["longest_ms"].as_f64().unwrap();
-        println!("{percent} %: {part:.2} % of native, longest steps {longest} ms");
-        let wanted = f64::from(percent);
-        // The speed without a limit is what the machine had left then.
-        let least = limited.busy.least_in_turn(wanted, wanted * 0.14);
-        let most = wanted * 1.08 * native.busy.more();
-        assert!((least..=most).contains(&part), "{percent} %: {part:.2} %, {least} to {most}");
+        let mut command = stage.limited(stage.compile("training.c", "training", &[]));
+        command.args(["3", "100"]).env(COMPUTE_LIMIT, first_device(percent)).env(GATES, "stream");
+        let limited = outcome(&mut command).silent();
+        let (part, wanted) = (limited.percent(STEP_US), f64::from(percent));
+        let least = limited.busy.least_in_turn(wanted, wanted * 0.4);
+        println!("{percent} %: {part:.2} %, longest steps {}", limited.json()["longest_ms"]);
+        assert!(
+            (least..=wanted * 1.08).contains(&part),
+            "{percent} %: {part:.2} %, not {least:.2}"
+        );
     }
 }
