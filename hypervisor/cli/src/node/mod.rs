@@ -110,10 +110,17 @@ fn ask(option: Option<&OsStr>, notices: &mut Vec<String>) -> Result<Option<Daemo
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let defaults = protocol::socket::default_sockets();
     let choice = daemon_link::choose(option, variable.as_deref(), &defaults)?;
-    let notice = choice.notice;
-    notices.extend(
-        notice.map(|text| text.replace(daemon_link::OWN_ACCOUNT, ": showing the pages only")),
-    );
+    let pages_only = choice.notice.map(|notice| {
+        let told = notice.replace(daemon_link::OWN_ACCOUNT, "");
+        // The one that was asked for, and no other source.
+        match choice.socket.is_none() && option.is_some() {
+            true => {
+                Err(Error::Daemon(told + "; expected the socket of a running daemon, or 'none'"))
+            }
+            false => Ok(told + ": showing the pages only"),
+        }
+    });
+    notices.extend(pages_only.transpose()?);
     let Some(socket) = choice.socket else { return Ok(None) };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
     match client.get::<SessionList>(api::path::SESSIONS, PATIENCE) {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::program::{
     CONTEXT, DEVICE, DONE, GIB, MIB, Program, device_of, limit, lines_of, session_of, status,
 };
-use crate::support::Sluice;
+use crate::support::{Sluice, outcome};
 
 #[test]
 fn the_settings_of_a_run_are_in_its_status() {
@@ -125,4 +125,24 @@ fn the_json_has_one_shape() {
     assert_eq!(process["name"], "on_demand");
     assert_eq!((&process["bytes"], &process["holding"]), (&memory["used"], &Value::from(false)));
     assert_eq!(process["by_kind"], memory["by_kind"]);
+}
+
+/// Its pages would be another answer than the one that was asked for.
+#[test]
+fn a_daemon_that_is_named_has_to_answer() {
+    let sluice = Sluice::new();
+    let absent = sluice.folder().join("absent.sock");
+    for words in [&["status"][..], &["status", "--json"], &["top", "--once"], &["explain", "1"]] {
+        let mut command = sluice.command();
+        let (code, stdout, stderr) = outcome(command.args(words).arg("--daemon").arg(&absent));
+        assert_eq!((code, stdout.as_str()), (70, ""), "{words:?}: {stderr}");
+        assert!(
+            stderr.contains("no daemon answers there") && stderr.contains("; expected "),
+            "{stderr}"
+        );
+        // By the variable it is only preferred.
+        let mut command = sluice.command();
+        let (code, _, stderr) = outcome(command.args(words).env("SLUICE_DAEMON", &absent));
+        assert!(code < 2 && stderr.contains("showing the pages only"), "{words:?}: {stderr}");
+    }
 }
