@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait,
+    Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, kill_process,
+    set_child_subreaper, setrlimit, wait,
 };
 use session::directory::AtEnd;
 use session::signals::{self, Inherited};
@@ -43,6 +44,8 @@ const NAP: Duration = Duration::from_millis(2);
 pub struct Ended {
     /// Its exit status; 128 + n if signal n killed it.
     pub code: u8,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
     /// What processes that it started, and that go on, mean for the session.
     pub left: AtEnd,
 }
@@ -73,11 +76,30 @@ pub fn run(mut command: Command) -> Result<Ended, Error> {
     for origin in signals.forever() {
         if origin.signal != SIGCHLD {
             pass_on(&origin, pid);
-        } else if let Some(code) = poll(pid)? {
-            return Ok(Ended { code, left: left(others) });
+        } else if let Some(status) = poll(pid)? {
+            let signal = status.terminating_signal();
+            let code = signal.map_or_else(|| status.exit_status().unwrap_or(0), |n| 128 + n);
+            let code = u8::try_from(code & 0xff).unwrap_or(u8::MAX);
+            return Ok(Ended { code, signal, left: left(others) });
         }
     }
     Err(Error::system("cannot wait for the program", io::Error::other("the signal stream ended")))
+}
+
+impl Ended {
+    /// Ends this process as its program ended: by the same signal, so that shells and service managers see what they would
+    /// see without `sluice`. Returns the status to exit with if the program was not killed, or if this is the first process
+    /// of a pid namespace, which signals of its own do not end.
+    #[must_use]
+    pub fn end_alike(self) -> u8 {
+        if let Some(signal) = self.signal.filter(|_| !getpid().is_init()) {
+            // The program's core, if any, tells of the program; one of this process would replace it.
+            let none = Rlimit { current: Some(0), maximum: Some(0) };
+            let _ = setrlimit(Resource::Core, none);
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+        self.code
+    }
 }
 
 /// Makes the ends of children known to a command that waits for them one by one, whoever started it
@@ -131,28 +153,22 @@ fn pass_on(origin: &Origin, pid: Pid) {
     }
 }
 
-/// Collects what happened to the program, and to orphans. Returns the program's exit code if it has
-/// ended.
-fn poll(program: Pid) -> Result<Option<u8>, Error> {
+/// Collects what happened to the program, and to orphans. Returns how the program ended, if it has.
+fn poll(program: Pid) -> Result<Option<WaitStatus>, Error> {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Err(Errno::INTR) => {}
             Err(e) => return Err(Error::system("cannot wait for the program", e)),
             Ok(None) => return Ok(None),
             Ok(Some((pid, status))) if pid == program => {
-                if let Some(code) = exit_code(status) {
-                    return Ok(Some(code));
+                if !status.stopped() {
+                    return Ok(Some(status));
                 }
                 stop_along(status);
             }
             Ok(Some(_)) => {}
         }
     }
-}
-
-fn exit_code(status: WaitStatus) -> Option<u8> {
-    let code = status.exit_status().or_else(|| status.terminating_signal().map(|n| 128 + n))?;
-    Some(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
 }
 
 /// A debugger's SIGSTOP is not followed: a user who then continues the program would not know that

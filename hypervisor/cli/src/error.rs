@@ -8,7 +8,7 @@ use crate::profiles::ProfileError;
 use crate::record::file::RecordError;
 
 /// The exit statuses of `sluice` itself. Apart from these, `sluice run` ends with the status of the
-/// program, or with 128 + n if signal n killed it.
+/// program, or by the signal that killed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitStatus {

@@ -23,7 +23,7 @@ use super::{
 use crate::node::Node;
 use crate::shares::Shares;
 
-/// Runs the program and returns its exit status.
+/// Runs the program and returns its exit status; ends by the signal that killed the program.
 ///
 /// # Errors
 /// [`Error`] if the program was not run.
@@ -93,7 +93,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         summary::lines(session.path()).iter().for_each(|line| say(line));
     }
     session.end(ended.left);
-    Ok(ended.code)
+    Ok(ended.end_alike())
 }
 
 /// Says that limits cannot hold for the program, where that is so.

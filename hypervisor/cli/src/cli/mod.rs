@@ -164,9 +164,9 @@ Examples:
 The program and all processes it starts share the limits. Without --daemon, the daemon at the
 default socket is used if it answers.
 
-Exit status: the program's own; 128 + n if signal n killed it; 2 wrong usage; 3 no NVIDIA
-driver or GPU; 4 a part of Sluice is missing; 70 a system call failed; 126 the program cannot
-be run; 127 it was not found.")]
+Exit status: the program's own, or the signal that killed it (128 + n in a shell); 2 wrong
+usage; 3 no NVIDIA driver or GPU; 4 a part of Sluice is missing; 70 a system call failed; 126
+the program cannot be run; 127 it was not found.")]
 pub struct RunArgs {
     /// The program's limits.
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -124,11 +124,15 @@ fn a_program_that_cannot_run_ends_as_in_a_shell() {
 }
 
 #[test]
-fn the_exit_status_is_the_programs() {
+fn the_exit_status_is_the_programs_and_so_is_the_signal_that_killed_it() {
     let sluice = Sluice::new();
-    for (script, expected) in
-        [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
-    {
+    for (script, expected) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$", 1015),
+        ("kill -9 $$", 1009),
+        ("kill -SEGV $$", 1011),
+    ] {
         let (code, _, stderr) = outcome(sluice.run(&[]).args(["--", "sh", "-c", script]));
         assert_eq!((code, stderr.as_str()), (expected, ""), "{script}");
     }
@@ -332,7 +336,8 @@ fn signals_reach_the_program_and_the_session_goes() {
         }
         let mut running = Running::start(&sluice, "ulimit -c 0", PLAINLY);
         running.send(signal);
-        assert_eq!(running.exit_code(), Some(128 + number));
+        let status = running.child.wait().unwrap();
+        assert_eq!((status.signal(), status.core_dumped()), (Some(number), false));
         assert!(!running.session.exists(), "signal {number}");
     }
     let mut running = Running::start(&sluice, "trap 'exit 9' TERM", IN_A_SHELL);
