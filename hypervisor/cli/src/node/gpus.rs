@@ -23,7 +23,7 @@ impl Gpus {
         if is_simulated(session) {
             return self.simulated.get_or_init(|| {
                 let library = Parts::locate(None).and_then(|parts| parts.find(parts::FAKE_NVML.0));
-                library.and_then(|library| devices::list(Some(&library))).unwrap_or_default()
+                library.map_or_else(|_| Vec::new(), |library| listed(Some(&library)))
             });
         }
         self.real()
@@ -56,8 +56,18 @@ impl Gpus {
 
     /// Those of the driver.
     fn real(&self) -> &[VisibleGpu] {
-        self.real.get_or_init(|| devices::list(None).unwrap_or_default())
+        self.real.get_or_init(|| listed(None))
     }
+}
+
+/// The GPUs that NVML lists. Under the limiter it shows the session's limit in place of a GPU's memory, which is not
+/// known then.
+fn listed(library: Option<&Path>) -> Vec<VisibleGpu> {
+    let mut gpus = devices::list(library).unwrap_or_default();
+    if is_limited() {
+        gpus.iter_mut().for_each(|gpu| gpu.memory = 0);
+    }
+    gpus
 }
 
 /// Whether the limiter is loaded into this process.
