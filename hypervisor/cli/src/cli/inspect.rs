@@ -13,8 +13,8 @@ use crate::completion::sessions;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 MEMORY is the memory in use, OF the memory limit. SHARE is the compute share; LAST 10 s and SO FAR are the
-shares of GPU time delivered. WAITED adds up how long the session's processes had work queued but no
-lease. '-' means no limit, or unknown.
+shares of GPU time delivered, both since the first use for a younger session. WAITED adds up how long the
+session's processes had work queued but no lease. '-' means no limit, or unknown.
 
 The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
 pub struct StatusArgs {
