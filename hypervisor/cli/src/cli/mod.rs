@@ -234,7 +234,7 @@ pub struct LimitArgs {
 
     /// Burst limit: the most of each device's time that the session gets under policy balance, in percent, at least
     /// --compute
-    #[arg(long = "burst", alias = "soft", value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
+    #[arg(long = "burst", value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub soft: Option<u32>,
 
     /// Weight for dividing idle time among sessions of policy balance, from 1 to 10000
