@@ -169,14 +169,6 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_answers_is_used() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = listener(folder.path(), b"HTTP/1.1 404 Not Found\r\n\r\n");
-        let choice = choose(Some(path.as_os_str()), None, &[]).unwrap();
-        assert_eq!(choice, Choice { socket: Some(path), notice: None });
-    }
-
-    #[test]
     fn a_default_that_answers_is_used_and_a_silent_one_is_not_mentioned() {
         let folder = tempfile::tempdir().unwrap();
         let path = listener(folder.path(), b"HTTP/1.1 200 OK\r\n\r\n");
@@ -184,21 +176,6 @@ mod tests {
         let choice = choose(None, None, &[absent.clone(), path.clone()]).unwrap();
         assert_eq!(choice, Choice { socket: Some(path), notice: None });
         assert_eq!(choose(None, None, &[absent]).unwrap(), Choice::default());
-    }
-
-    #[test]
-    fn an_absent_or_strange_daemon_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let absent = folder.path().join("absent");
-        let strange = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
-        for path in [absent, strange] {
-            let choice = choose(Some(path.as_os_str()), None, &[]).unwrap();
-            assert_eq!(choice.socket, None);
-            let notice = choice.notice.unwrap();
-            assert!(notice.contains("--daemon"), "{notice}");
-            assert!(notice.contains(&*path.to_string_lossy()), "{notice}");
-            assert!(notice.ends_with("continuing with this session's own account"), "{notice}");
-        }
     }
 
     #[test]

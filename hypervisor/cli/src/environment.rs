@@ -212,21 +212,6 @@ mod tests {
     }
 
     #[test]
-    fn the_simulated_driver_comes_first() {
-        let fake = MemberEnvironment { fake_driver: Some("/f".into()), ..environment() };
-        assert_eq!(value(&fake, "LD_LIBRARY_PATH", "/a:/b"), Some(Some("/f:/a:/b".into())));
-    }
-
-    #[test]
-    fn chosen_devices_replace_the_users_choice() {
-        let chosen = MemberEnvironment { only_these: true, ..environment() };
-        assert_eq!(
-            value(&chosen, "CUDA_VISIBLE_DEVICES", "3"),
-            Some(Some("GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a".into()))
-        );
-    }
-
-    #[test]
     fn without_a_daemon_its_variable_is_removed() {
         assert_eq!(value(&environment(), env::DAEMON_SOCKET, "/old"), Some(None));
         assert_eq!(value(&environment(), "HYPERVISOR_IP", "10.0.0.1"), None);

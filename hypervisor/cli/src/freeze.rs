@@ -60,38 +60,3 @@ fn told(session: &Session, called: Option<&str>, done: &SessionAction) -> String
     }
     text + "\n"
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_said() {
-        let session = Session {
-            id: 1,
-            uid: 7,
-            container: None,
-            pod: None,
-            name: "a\u{1b}b".to_owned(),
-            called: None,
-            presence: api::Presence::Active,
-            state: SessionState::Running,
-            pids: Vec::new(),
-            devices: Vec::new(),
-            memory: Vec::new(),
-        };
-        let done = |state, changed, leases| {
-            told(&session, None, &SessionAction { id: 1, state, changed, leases })
-        };
-        let now = done(SessionState::Frozen, true, 2);
-        assert!(now.ends_with(
-            "of user 7 is now frozen; work in flight may run for another 50 ms (leases: 2)\n"
-        ));
-        assert!(!now.contains('\u{1b}'));
-        let thawed =
-            SessionAction { id: 1, state: SessionState::Running, changed: true, leases: 0 };
-        let named = told(&session, Some("train"), &thawed);
-        assert!(named.ends_with("of user 7, called train, is now running\n"), "{named}");
-        assert!(done(SessionState::Running, false, 1).ends_with("of user 7 is already running\n"));
-    }
-}

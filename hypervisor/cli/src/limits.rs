@@ -138,32 +138,6 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_per_device() {
-        let both = |value: &str| {
-            Some(format!("{{\"{A}\":{value},\"{}\":{value}}}", A.replace("0a", "0b")))
-        };
-        let request = LimitArgs { compute: Some(125_000), ..bytes(1 << 20) }.request();
-        assert_eq!(
-            variables(&request, &devices()),
-            [
-                (env::MEMORY_LIMIT, both("1048576")),
-                (env::MEMORY_REAL, None),
-                (env::COMPUTE_LIMIT, both("12.5")),
-                (env::SOFT_LIMIT, None),
-                (env::WEIGHT, None),
-                (env::PRIORITY, None),
-                (env::POLICY, Some("fixed".to_owned())),
-            ]
-        );
-        let request = LimitArgs { compute: Some(300_000), ..LimitArgs::default() }.request();
-        assert_eq!(variables(&request, &devices()[..1])[0].1, one("30"));
-        assert_eq!(variables(&LimitArgs::default().request(), &devices()), []);
-        // Such a small number would be refused because it has no unit.
-        let small = variables(&bytes(8).request(), &devices()[..1]);
-        assert_eq!(small[0].1, one("\"8B\""));
-    }
-
-    #[test]
     fn each_option_has_its_variable() {
         let request = LimitArgs {
             mem: Some(Amount::Ppm(125_000)),
@@ -189,6 +163,9 @@ mod tests {
                 (env::POLICY, text("balance")),
             ]
         );
+        // Such a small number would be refused because it has no unit.
+        let small = variables(&bytes(8).request(), &devices()[..1]);
+        assert_eq!(small[0].1, one("\"8B\""));
     }
 
     #[test]

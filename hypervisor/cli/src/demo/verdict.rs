@@ -146,19 +146,6 @@ mod tests {
     const OOM: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 
     #[test]
-    fn the_line_has_the_promised_fields() {
-        assert_eq!(
-            serde_json::to_string(&report(0.5, 7, OOM)).unwrap(),
-            concat!(
-                r#"{"device":{"kind":"fake","name":"Test"},"tenants":[{"name":"tenant-a","#,
-                r#""compute_limit":0.25,"compute_delivered":0.5,"mem_limit_bytes":2147483648,"#,
-                r#""mem_granted_bytes":7,"mem_stop":"CUDA_ERROR_OUT_OF_MEMORY"}],"#,
-                r#""native_rate":400.0,"aggregate":0.5}"#
-            )
-        );
-    }
-
-    #[test]
     fn a_missed_share_names_the_likely_reason() {
         assert!(report(0.20, 3 << 29, OOM).table(false).contains("CPUs are busy"));
         assert!(!report(0.30, 3 << 29, OOM).table(false).contains("CPUs are busy"));

@@ -131,40 +131,6 @@ fn a_start_that_fails_leaves_no_folder() {
     assert!(ran > 0);
 }
 
-/// Where the loader cannot name the limiter's path, it is found by a link.
-#[test]
-fn without_its_session_nothing_is_unlimited() {
-    let mut sluice = Sluice::new();
-    let spaced = sluice.folder().join("a b");
-    fs::create_dir(&spaced).unwrap();
-    let library = spaced.join("libcuda_limiter.so");
-    fs::copy(sluice.built("libcuda_limiter.so", "cuda-limiter"), &library).unwrap();
-    // Where the loader finds the simulated driver without the session.
-    let driver = sluice.folder().join("driver");
-    fs::create_dir(&driver).unwrap();
-    for (file, package, name) in [
-        ("libfake_cuda.so", "fake-cuda", "libcuda.so.1"),
-        ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1"),
-    ] {
-        std::os::unix::fs::symlink(sluice.built(file, package), driver.join(name)).unwrap();
-    }
-    sluice.set("LD_LIBRARY_PATH", driver.to_str().unwrap());
-    let script = r#"rm -rf "$SLUICE_SESSION_DIR"; "$0" < /dev/null"#;
-    for with_space in [false, true] {
-        if with_space {
-            sluice.set("SLUICE_LIBRARY", library.to_str().unwrap());
-        }
-        for options in [&["--mem", "1GiB"][..], &[]] {
-            let mut command = sluice.run(&["--fake-gpu", "--device", "0"]);
-            command.args(options).args(["--", "sh", "-c", script]).arg(Program::compiled());
-            let (_, stdout, stderr) = outcome(&mut command);
-            assert_eq!(stdout, "ready 800\n", "{with_space} {options:?}: {stderr}");
-            let refused = "GPU calls of this process fail";
-            assert!(stderr.contains(refused), "{with_space} {options:?}: {stderr}");
-        }
-    }
-}
-
 /// The link to the limiter stays, and every session uses the same.
 #[test]
 fn the_link_to_the_limiter_outlives_its_session() {

@@ -230,10 +230,12 @@ fn a_session_whose_folder_is_gone_grants_nothing() {
                 rm -r "$SLUICE_SESSION_DIR/{what}"; {how} $take; rm -r '{away}'"#,
                 away = away.display()
             );
-            let (_, stdout, stderr) = outcome(&mut session(&sluice, &["--mem", "1GiB"], &script));
-            assert!(granted(&stdout).is_empty(), "{what} {how}: {stdout}{stderr}");
-            said_once(&stderr, "its limits are not known");
-            assert!(stderr.contains("NOT_PERMITTED"), "{stderr}");
+            for options in [&["--mem", "1GiB"][..], &[]] {
+                let (_, stdout, stderr) = outcome(&mut session(&sluice, options, &script));
+                assert!(granted(&stdout).is_empty(), "{what} {how}: {stdout}{stderr}");
+                said_once(&stderr, "its limits are not known");
+                assert!(stderr.contains("NOT_PERMITTED"), "{stderr}");
+            }
         }
     }
 }

@@ -4,4 +4,3 @@ mod demo;
 mod doctor;
 mod figures;
 mod live_change;
-mod share;
