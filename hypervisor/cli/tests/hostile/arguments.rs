@@ -57,29 +57,9 @@ fn a_hyphen_is_told_what_would_be_accepted() {
 #[test]
 fn numbers_in_other_forms_are_refused() {
     let sluice = Sluice::new();
-    for value in [
-        "",
-        " ",
-        "+8GiB",
-        "0x10",
-        "1e9",
-        "1e9B",
-        "inf",
-        "nan",
-        "８GiB",
-        "8ＧiB",
-        "8,5GiB",
-        "8_000MiB",
-        "8 G iB",
-        "8GiBs",
-        "GiB8",
-        "0GiB",
-        "0.0GiB",
-        "1.GiB",
-        ".5GiB",
-        "1.2.3GiB",
-        "8GiB 8GiB",
-    ] {
+    let sizes = "| |+8GiB|0x10|1e9|1e9B|inf|nan|８GiB|8ＧiB|8,5GiB|8_000MiB|8 G iB|8GiBs|GiB8|0GiB|\
+                 0.0GiB|1.GiB|.5GiB|1.2.3GiB|8GiB 8GiB";
+    for value in sizes.split('|') {
         let said = refused(&sluice, &["--mem", value]);
         assert!(said.contains("is not a size above 0: expected bytes"), "{value}: {said}");
     }

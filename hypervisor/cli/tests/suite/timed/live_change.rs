@@ -2,13 +2,14 @@
 //! delivered between 100 and 300 ms after each change, by the device's clock.
 
 use std::io::{BufRead, BufReader, Lines};
-use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use crate::freeze::Daemon;
 use crate::machine::Measured;
-use crate::support::{Sluice, eventually, outcome};
+use crate::support::{Sluice, outcome};
 use serde_json::Value;
 
 /// A change has to be in effect after this many seconds, ...
@@ -33,30 +34,6 @@ fn pause(seconds: f64) {
     sleep(Duration::from_secs_f64(seconds));
 }
 
-struct Daemon {
-    process: Child,
-    socket: String,
-}
-
-impl Daemon {
-    fn start(sluice: &Sluice) -> Self {
-        let socket = sluice.folder().join("daemon.sock");
-        let mut command = sluice.command_of(sluice.built("hypervisor", "hypervisor"));
-        command.args(["daemon", "--log", "warn", "--socket"]).arg(&socket);
-        let daemon =
-            Self { process: command.spawn().unwrap(), socket: socket.to_string_lossy().into() };
-        eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
-        daemon
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 /// A program that keeps the device busy, in a session of its own.
 struct Tenant {
     child: Child,
@@ -64,9 +41,10 @@ struct Tenant {
 }
 
 impl Tenant {
-    fn start(sluice: &Sluice, daemon: &str, options: &[&str]) -> Self {
+    fn start(sluice: &Sluice, daemon: &Path, options: &[&str]) -> Self {
         let mut child = sluice
-            .run(&["--fake-gpu", "--device", "0", "--daemon", daemon])
+            .run(&["--fake-gpu", "--device", "0", "--daemon"])
+            .arg(daemon)
             .args(options)
             .arg("--")
             .arg(sluice.built("tenant", "tenant"))
@@ -140,7 +118,7 @@ type Change = (&'static [&'static str], f64);
 fn measure(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Change]) -> Vec<f64> {
     let sluice = Sluice::new();
     let daemon = with_daemon.then(|| Daemon::start(&sluice));
-    let socket = daemon.as_ref().map_or("none", |daemon| daemon.socket.as_str());
+    let socket = daemon.as_ref().map_or(Path::new("none"), |daemon| &daemon.socket);
     let tenants: Vec<Tenant> =
         tenants.iter().map(|options| Tenant::start(&sluice, socket, options)).collect();
     // Beside others, the daemon first has to find out that each fills the device.
