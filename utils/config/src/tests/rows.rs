@@ -8,189 +8,62 @@ use std::collections::HashSet;
 
 /// Good and bad values of a form.
 fn samples(format: Format) -> (Vec<String>, Vec<String>) {
-    let uuid_is = |value: &str| format!("{{\"{UUID}\": {value}}}");
-    let (good, bad): (Vec<String>, &[&str]) = match format {
+    // Divided by |.
+    let (good, bad) = match format {
         Format::Size => (
-            ["1B", "1048576", "1073741824", "1024m", "8GiB", "1.5g", " 2GB ", "50%", "100 %"]
-                .map(str::to_owned)
-                .to_vec(),
-            &[
-                "0",
-                "0m",
-                "1",
-                "8",
-                "1048575",
-                "1.5",
-                "-1",
-                "+1",
-                "1e9",
-                "lots",
-                "1g2",
-                "99999999T",
-                "0x10",
-                "(1024 * 1024)",
-                "0%",
-                "101%",
-            ],
+            "1B|1048576|1073741824|1024m|8GiB|1.5g| 2GB |50%|100 %",
+            "0|0m|1|8|1048575|1.5|-1|+1|1e9|lots|1g2|99999999T|0x10|(1024 * 1024)|0%|101%",
         ),
         Format::SizeOrNoLimit => (
-            ["1B", "1048576", "1024m", "8GiB", "50%", "0x40000000", " 0X400m"]
-                .map(str::to_owned)
-                .to_vec(),
-            &[
-                "1",
-                "-1",
-                "+1",
-                "lots",
-                "0%",
-                "0x",
-                "0x+1g",
-                "0x1gg",
-                "0x10",
-                "0xx",
-                "0x1 g",
-                "0x1f0000000000000000",
-            ],
+            "1B|1048576|1024m|8GiB|50%|0x40000000| 0X400m",
+            "1|-1|+1|lots|0%|0x|0x+1g|0x1gg|0x10|0xx|0x1 g|0x1f0000000000000000",
         ),
-        Format::MebibytesOrNoLimit => {
-            (["1", "8192"].map(str::to_owned).to_vec(), &["-1", "8g", "8192m", "1.5", "4294967296"])
-        }
+        Format::MebibytesOrNoLimit => ("1|8192", "-1|8g|8192m|1.5|4294967296"),
         Format::SizesByDevice => (
-            [
-                "{\"0\": \"1B\"}",
-                "{\"0\": 1048576}",
-                "{\"0\": 1.5e9, \"1\": \"8GiB\", \"2\": \"50%\"}",
-                &uuid_is("2097152"),
-            ]
-            .map(str::to_owned)
-            .to_vec(),
-            &[
-                "8GiB",
-                "{}",
-                " { } ",
-                "null",
-                "[1]",
-                "{\"0\"}",
-                "{\"0\": 0}",
-                "{\"0\": 1}",
-                "{\"0\": \"8\"}",
-                "{\"0\": -1}",
-                "{\"0\": null}",
-                "{\"0\": true}",
-                "{\"0\": {\"a\": 1}}",
-                "{\"0\": \"lots\"}",
-                "{\"00\": 1}",
-                "{\"-1\": 1}",
-                "{\"gpu0\": 1}",
-                "{\"\": 1}",
-                "{\"4294967296\": 1}",
-                "{\"0\": 1, \"0\": 1}",
-                "{\"0\": 1e30}",
-                "{\"0\": 1} x",
-            ],
+            r#"{"0": "1B"}|{"0": 1048576}|{"0": 1.5e9, "1": "8GiB", "2": "50%"}|{"UUID": 2097152}"#,
+            concat!(
+                r#"8GiB|{}| { } |null|[1]|{"0"}|{"0": 0}|{"0": 1}|{"0": "8"}|{"0": -1}|{"0": null}|"#,
+                r#"{"0": true}|{"0": {"a": 1}}|{"0": "lots"}|{"00": 1}|{"-1": 1}|{"gpu0": 1}|{"": 1}|"#,
+                r#"{"4294967296": 1}|{"0": 1, "0": 1}|{"0": 1e30}|{"0": 1} x"#,
+            ),
         ),
-        Format::Percent => (
-            ["1", "25", "12.5", "30%", "100", "0.5"].map(str::to_owned).to_vec(),
-            &["0", "0%", "-5", "101", "100.1", "half", "NaN", "inf", "1e1", "٣"],
-        ),
+        Format::Percent => ("1|25|12.5|30%|100|0.5", "0|0%|-5|101|100.1|half|NaN|inf|1e1|٣"),
         Format::PercentsByDevice => (
-            ["{\"0\": 25}", "{\"0\": 12.5, \"1\": \"30%\"}", &uuid_is("100")]
-                .map(str::to_owned)
-                .to_vec(),
-            &[
-                "25",
-                "{}",
-                "\"25\"",
-                "{\"0\": 0}",
-                "{\"0\": -5}",
-                "{\"0\": 101}",
-                "{\"0\": 100.1}",
-                "{\"0\": \"\"}",
-                "{\"0\": []}",
-                "{\"x\": 25}",
-                "{\"0\": 25, \"0\": 30}",
-                "{0: 25}",
-            ],
+            r#"{"0": 25}|{"0": 12.5, "1": "30%"}|{"UUID": 100}"#,
+            concat!(
+                r#"25|{}|"25"|{"0": 0}|{"0": -5}|{"0": 101}|{"0": 100.1}|{"0": ""}|{"0": []}|{"x": 25}|"#,
+                r#"{"0": 25, "0": 30}|{0: 25}"#,
+            ),
         ),
-        Format::PercentOrNoLimit => (
-            ["0", "0%", "1", "99.9", "100", "100%"].map(str::to_owned).to_vec(),
-            &["-1", "101", "half", "NaN", "0x10"],
-        ),
-        Format::Ratio => (
-            ["1", "1.0", "1.5", "0.5", "20"].map(str::to_owned).to_vec(),
-            &["0", "0.0", "-1", "x", "1.", ".5", "1e3", "inf"],
-        ),
-        Format::Flag => (
-            ["true", "false", "1", "0", "TRUE"].map(str::to_owned).to_vec(),
-            &["yes", "2", "-1", "truee", "on"],
-        ),
-        Format::Policy => (
-            ["fixed", "none", "Fixed", "balance"].map(str::to_owned).to_vec(),
-            &["fair", "0", "unlimited", "fixed none"],
-        ),
-        Format::UtilizationPolicy => (
-            ["default", "force", "disable", "FORCE"].map(str::to_owned).to_vec(),
-            &["none", "off", "1"],
-        ),
-        Format::OnFailure => {
-            (["closed", "open"].map(str::to_owned).to_vec(), &["fail", "true", "ajar"])
+        Format::PercentOrNoLimit => ("0|0%|1|99.9|100|100%", "-1|101|half|NaN|0x10"),
+        Format::Ratio => ("1|1.0|1.5|0.5|20", "0|0.0|-1|x|1.|.5|1e3|inf"),
+        Format::Flag => ("true|false|1|0|TRUE", "yes|2|-1|truee|on"),
+        Format::Policy => ("fixed|none|Fixed|balance", "fair|0|unlimited|fixed none"),
+        Format::UtilizationPolicy => ("default|force|disable|FORCE", "none|off|1"),
+        Format::OnFailure => ("closed|open", "fail|true|ajar"),
+        Format::Gates => ("auto|thread|stream|Stream", "host|1|streams"),
+        Format::LogName => ("off|error|warn|info|debug|trace|INFO", "loud|3|-1"),
+        Format::LogLibvgpu => ("0|1|2|3|4|9|info", "10|-1|loud|1.5"),
+        Format::LogVgpuController => ("0|1|2|3|4|5|debug", "6|-1|loud"),
+        Format::PriorityNumber => ("0|1", "2|-1|high"),
+        Format::PriorityName => ("high|low|LOW", "0|1|middle"),
+        Format::Weight => ("1|30|10000", "0|10001|-1|1.5|01|heavy|1%"),
+        Format::Uuids => ("UUID|uuid|MIG-UUID|UUID, UUID,", "0|,|GPU-1|all|MIG-1/2"),
+        Format::CompatibilityMode => ("0|1|2|100|200|102", "3|50|400|-1|cgroup"),
+        Format::AbsolutePath => ("/run/x|/", "x|./x|~/x| /x"),
+        Format::Socket => ("/run/x|none", "x|./x|NONE|no"),
+        Format::Host => {
+            ("10.0.0.1|::1|node-1.example.org", "a b|http://10.0.0.1|-x|a/b|10.0.0.1:80")
         }
-        Format::Gates => (
-            ["auto", "thread", "stream", "Stream"].map(str::to_owned).to_vec(),
-            &["host", "1", "streams"],
-        ),
-        Format::LogName => (
-            ["off", "error", "warn", "info", "debug", "trace", "INFO"].map(str::to_owned).to_vec(),
-            &["loud", "3", "-1"],
-        ),
-        Format::LogLibvgpu => (
-            ["0", "1", "2", "3", "4", "9", "info"].map(str::to_owned).to_vec(),
-            &["10", "-1", "loud", "1.5"],
-        ),
-        Format::LogVgpuController => (
-            ["0", "1", "2", "3", "4", "5", "debug"].map(str::to_owned).to_vec(),
-            &["6", "-1", "loud"],
-        ),
-        Format::PriorityNumber => (["0", "1"].map(str::to_owned).to_vec(), &["2", "-1", "high"]),
-        Format::PriorityName => {
-            (["high", "low", "LOW"].map(str::to_owned).to_vec(), &["0", "1", "middle"])
-        }
-        Format::Weight => (
-            ["1", "30", "10000"].map(str::to_owned).to_vec(),
-            &["0", "10001", "-1", "1.5", "01", "heavy", "1%"],
-        ),
-        Format::Uuids => (
-            vec![
-                UUID.to_owned(),
-                UUID.to_lowercase(),
-                UUID.replace("GPU", "MIG"),
-                format!("{UUID}, {UUID},"),
-            ],
-            &["0", ",", "GPU-1", "all", "MIG-1/2"],
-        ),
-        Format::CompatibilityMode => (
-            ["0", "1", "2", "100", "200", "102"].map(str::to_owned).to_vec(),
-            &["3", "50", "400", "-1", "cgroup"],
-        ),
-        Format::AbsolutePath => {
-            (["/run/x", "/"].map(str::to_owned).to_vec(), &["x", "./x", "~/x", " /x"])
-        }
-        Format::Socket => {
-            (["/run/x", "none"].map(str::to_owned).to_vec(), &["x", "./x", "NONE", "no"])
-        }
-        Format::Host => (
-            ["10.0.0.1", "::1", "node-1.example.org"].map(str::to_owned).to_vec(),
-            &["a b", "http://10.0.0.1", "-x", "a/b", "10.0.0.1:80"],
-        ),
-        Format::Port => (
-            ["1", "8000", "65535"].map(str::to_owned).to_vec(),
-            &["0", "65536", "-1", "http", "tcp://10.0.0.1:80", "080"],
-        ),
-        Format::Text => {
-            (["a", "default/pod 1", "ü"].map(str::to_owned).to_vec(), &["a\nb", "\u{1b}[31m"])
-        }
+        Format::Port => ("1|8000|65535", "0|65536|-1|http|tcp://10.0.0.1:80|080"),
+        Format::Text => ("a|default/pod 1|ü", "a\nb|\u{1b}[31m"),
     };
-    (good, bad.iter().map(|text| (*text).to_owned()).collect())
+    let filled = |text: &str| {
+        let text = text.replace("MIG-UUID", &UUID.replace("GPU", "MIG"));
+        text.replace("UUID", UUID).replace("uuid", &UUID.to_lowercase())
+    };
+    let values = |text: &str| text.split('|').map(filled).collect();
+    (values(good), values(bad))
 }
 
 /// The configuration with the variable set to the value, and with the other variables that it needs.
