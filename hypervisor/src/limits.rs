@@ -109,22 +109,6 @@ pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), CallRefused> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use limits::Policy;
-
-    const UUID: GpuId = GpuId::from_bytes([0x5a; 16]);
-
-    fn register(devices: &[(GpuId, u32, Policy)]) -> Register {
-        let quota = |&(uuid, share_ppm, policy): &(GpuId, u32, Policy)| DeviceQuota {
-            uuid,
-            limit: ComputeLimit { policy, ..ComputeLimit::fixed(share_ppm) },
-        };
-        Register {
-            protocol: VERSION,
-            session: "a".into(),
-            devices: devices.iter().map(quota).collect(),
-            gates: None,
-        }
-    }
 
     /// Number of users who get at least one item if each takes all that it can.
     fn users_served(most: usize) -> usize {
@@ -173,52 +157,5 @@ mod tests {
             let most = most_of(all);
             assert!(most + reserve(most) <= all && most <= all, "{all}");
         }
-    }
-
-    #[test]
-    fn a_good_registration() {
-        let quotas = check(&register(&[(UUID, 250_000, Policy::Fixed)])).unwrap();
-        assert_eq!(quotas, BTreeMap::from([(UUID, ComputeLimit::fixed(250_000))]));
-        assert!(check(&register(&[(UUID, 0, Policy::None)])).is_ok());
-    }
-
-    #[test]
-    fn each_fault_is_named() {
-        let fixed = Policy::Fixed;
-        let fault = |register: &Register| check(register).unwrap_err();
-        let good = register(&[(UUID, 1, fixed)]);
-        assert_eq!(fault(&Register { protocol: 9, ..good.clone() }), CallRefused::Protocol(9));
-        for name in ["", "a\nb", &"x".repeat(254)] {
-            let named = Register { session: name.to_owned(), ..good.clone() };
-            assert!(matches!(fault(&named), CallRefused::SessionName(_)), "{name:?}");
-        }
-        assert_eq!(fault(&register(&[])), CallRefused::DeviceCount(0));
-        let many: Vec<_> = (0..65).map(|n| (GpuId::from_bytes([n; 16]), 1, fixed)).collect();
-        assert_eq!(fault(&register(&many)), CallRefused::DeviceCount(65));
-        let wrong = |field: &str, value: u32, message: &Register| match fault(message) {
-            CallRefused::Quota { uuid, problem } => {
-                assert_eq!((uuid, problem.field, problem.value), (UUID, field, value));
-            }
-            other => panic!("{other}"),
-        };
-        for share in [0, 1_000_001, u32::MAX] {
-            wrong("share_ppm", share, &register(&[(UUID, share, fixed)]));
-        }
-        let mut soft = register(&[(UUID, 1, Policy::Balance)]);
-        for value in [0, 1_000_001, u32::MAX] {
-            soft.devices[0].limit.soft_ppm = Some(value);
-            wrong("soft_ppm", value, &soft);
-        }
-        let mut heavy = register(&[(UUID, 1, Policy::Balance)]);
-        for value in [0, 10_001, u32::MAX] {
-            heavy.devices[0].limit.weight = value;
-            wrong("weight", value, &heavy);
-        }
-        // In any notation, also as another kind of device.
-        let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
-        let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
-        assert_eq!(fault(&twice), CallRefused::NamedTwice(UUID));
-        let line = fault(&twice).to_string().replace("MIG", "GPU");
-        assert_eq!(line, format!("device {UUID} is named twice; expected once"));
     }
 }
