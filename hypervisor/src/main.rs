@@ -71,12 +71,8 @@ enum Command {
         /// it]. For the simulated GPU: libfake_nvml.so, which is installed beside libcuda_limiter.so
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
-        /// Log level on stderr: off, error, warn, info, debug or trace
-        #[arg(long, value_name = "LEVEL", default_value = "info")]
-        log: LevelFilter,
-        /// Log format
-        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-        log_format: log::Format,
+        #[command(flatten)]
+        log: LogOptions,
     },
     /// Run the Kubernetes node agent: offer fractions of GPUs to the kubelet and enforce each container's limits
     Node {
@@ -167,12 +163,8 @@ enum Command {
         /// NVML library for finding the GPUs [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
-        /// Log level on stderr: off, error, warn, info, debug or trace
-        #[arg(long, value_name = "LEVEL", default_value = "info")]
-        log: LevelFilter,
-        /// Log format
-        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-        log_format: log::Format,
+        #[command(flatten)]
+        log: LogOptions,
     },
     /// Run the admission webhook: API servers call it at /mutate and /validate to complete and check pods that request GPUs
     Webhook {
@@ -213,12 +205,8 @@ enum Command {
         /// Kubeconfig for the API server [default: the pod's service account]
         #[arg(long, value_name = "FILE", conflicts_with = "tls_cert")]
         kubeconfig: Option<PathBuf>,
-        /// Log level on stderr: off, error, warn, info, debug or trace
-        #[arg(long, value_name = "LEVEL", default_value = "info")]
-        log: LevelFilter,
-        /// Log format
-        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-        log_format: log::Format,
+        #[command(flatten)]
+        log: LogOptions,
     },
     /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, prioritize, preempt and bind to place pods
     /// on single GPUs
@@ -242,12 +230,8 @@ enum Command {
         /// Kubeconfig for the API server [default: the pod's service account]
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,
-        /// Log level on stderr: off, error, warn, info, debug or trace
-        #[arg(long, value_name = "LEVEL", default_value = "info")]
-        log: LevelFilter,
-        /// Log format
-        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-        log_format: log::Format,
+        #[command(flatten)]
+        log: LogOptions,
     },
     /// Explain on which nodes a waiting pod has no room, and why
     Why {
@@ -299,6 +283,17 @@ enum Command {
     },
 }
 
+/// Options of the log, for commands that serve.
+#[derive(Debug, clap::Args)]
+struct LogOptions {
+    /// Log level on stderr: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: LevelFilter,
+    /// Log format
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    log_format: log::Format,
+}
+
 /// Parses a factor from 1 to 100 into hundredths.
 fn hundredths(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is not a factor: expected 1 to 100, with up to two decimals");
@@ -343,8 +338,7 @@ fn main() -> ExitCode {
             tls_key,
             unknown_processes,
             nvml,
-            log: level,
-            log_format,
+            log,
         } => {
             let tls = tls_cert.zip(tls_key);
             let tls = tls.map(|(certificate, key)| TlsFiles { certificate, key });
@@ -356,7 +350,7 @@ fn main() -> ExitCode {
             let observation =
                 Observation { off, nvml, unknown_processes: unknown_processes.into() };
             let options = Options { socket, state, remote, observation };
-            serve(level, log_format, || hypervisor::run(&options, Sources::default()))
+            serve(&log, || hypervisor::run(&options, Sources::default()))
         }
         Command::Node {
             dialects,
@@ -385,13 +379,10 @@ fn main() -> ExitCode {
             check,
             json,
             nvml,
-            log: level,
-            log_format,
+            log,
         } => {
             if let Some(folder) = install {
-                return serve(level, log_format, || {
-                    install_parts(&library, &folder, hook.as_deref())
-                });
+                return serve(&log, || install_parts(&library, &folder, hook.as_deref()));
             }
             let program = hook.or_else(|| std::env::current_exe().ok()).unwrap_or_default();
             let options = node::Options {
@@ -417,7 +408,7 @@ fn main() -> ExitCode {
             if check {
                 return check_node(&options, nvml.as_deref(), json);
             }
-            serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
+            serve(&log, || hypervisor::run_node(&options, nvml.as_deref()))
         }
         Command::Webhook {
             listen,
@@ -430,8 +421,7 @@ fn main() -> ExitCode {
             namespace,
             name,
             kubeconfig,
-            log: level,
-            log_format,
+            log,
         } => {
             let certificates = match tls_cert.zip(tls_key) {
                 Some((certificate, key)) => Certificates::Files { certificate, key },
@@ -448,7 +438,7 @@ fn main() -> ExitCode {
                 rotation: webhook::Rotation::default(),
                 linger: webhook::LINGER,
             };
-            serve(level, log_format, || hypervisor::run_webhook(&options))
+            serve(&log, || hypervisor::run_webhook(&options))
         }
         Command::Scheduler {
             listen,
@@ -457,12 +447,11 @@ fn main() -> ExitCode {
             feature_gates: gates,
             lease,
             kubeconfig,
-            log: level,
-            log_format,
+            log,
         } => {
             let names = resource_names.unwrap_or_default();
             let options = extender::Options { listen, dialects, gates, names, kubeconfig, lease };
-            serve(level, log_format, || hypervisor::run_extender(&options))
+            serve(&log, || hypervisor::run_extender(&options))
         }
         Command::Why { pod, seen } => {
             seen.tell(|seen, terms| seen.why(&pod, terms), ToString::to_string)
@@ -608,12 +597,8 @@ fn failed(error: &dyn Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn serve<E: Display>(
-    level: LevelFilter,
-    format: log::Format,
-    run: impl FnOnce() -> Result<(), E>,
-) -> ExitCode {
-    if log::start(level, format).is_err() {
+fn serve<E: Display>(log: &LogOptions, run: impl FnOnce() -> Result<(), E>) -> ExitCode {
+    if log::start(log.log, log.log_format).is_err() {
         return ExitCode::FAILURE;
     }
     let ended = match run() {

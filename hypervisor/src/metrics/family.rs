@@ -4,7 +4,7 @@ use core::fmt::Error;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 
@@ -23,21 +23,33 @@ impl<'a> Families<'a> {
         Self { encoder }
     }
 
-    /// A gauge. A family without series is omitted.
+    /// Writes a family. One without series is omitted.
+    fn family<'l, T>(
+        &mut self,
+        (name, help, kind): (&str, &str, MetricType),
+        series: impl IntoIterator<Item = (Labels<'l>, T)>,
+        write: impl Fn(&mut MetricEncoder<'_>, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut series = series.into_iter().peekable();
+        if series.peek().is_none() {
+            return Ok(());
+        }
+        let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+        series.try_for_each(|(labels, value)| match labels.as_slice() {
+            [] => write(&mut family, value),
+            labels => write(&mut family.encode_family(&labels)?, value),
+        })
+    }
+
+    /// A gauge.
     pub(super) fn gauge<'l>(
         &mut self,
         name: &str,
         help: &str,
         series: impl IntoIterator<Item = (Labels<'l>, f64)>,
     ) -> Result<(), Error> {
-        let mut series = series.into_iter().peekable();
-        if series.peek().is_none() {
-            return Ok(());
-        }
-        let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        series.try_for_each(|(labels, value)| match labels.as_slice() {
-            [] => family.encode_gauge(&value),
-            labels => family.encode_family(&labels)?.encode_gauge(&value),
+        self.family((name, help, MetricType::Gauge), series, |encoder, value| {
+            encoder.encode_gauge(&value)
         })
     }
 
@@ -48,16 +60,8 @@ impl<'a> Families<'a> {
         help: &str,
         series: impl IntoIterator<Item = (Labels<'l>, f64)>,
     ) -> Result<(), Error> {
-        let mut series = series.into_iter().peekable();
-        if series.peek().is_none() {
-            return Ok(());
-        }
-        let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        series.try_for_each(|(labels, value)| match labels.as_slice() {
-            [] => family.encode_counter::<NoLabelSet, _, f64>(&value, None),
-            labels => {
-                family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
-            }
+        self.family((name, help, MetricType::Counter), series, |encoder, value| {
+            encoder.encode_counter::<NoLabelSet, _, f64>(&value, None)
         })
     }
 
@@ -68,21 +72,11 @@ impl<'a> Families<'a> {
         help: &str,
         series: impl IntoIterator<Item = (Labels<'l>, Served)>,
     ) -> Result<(), Error> {
-        let mut series = series.into_iter().peekable();
-        if series.peek().is_none() {
-            return Ok(());
-        }
-        let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        series.try_for_each(|(labels, served)| {
+        self.family((name, help, MetricType::Histogram), series, |encoder, served| {
             let ends = WAITS_UP_TO_US.iter().map(|&us| us as f64 / 1e6).chain([f64::INFINITY]);
             let buckets: Vec<(f64, u64)> = ends.zip(served.waits).collect();
-            let mut histogram = family.encode_family(&labels)?;
-            histogram.encode_histogram(
-                seconds(served.waited_ns),
-                served.turns,
-                &buckets,
-                NO_EXEMPLARS,
-            )
+            let waited = seconds(served.waited_ns);
+            encoder.encode_histogram(waited, served.turns, &buckets, NO_EXEMPLARS)
         })
     }
 
