@@ -52,17 +52,7 @@ impl Tenant {
     }
 
     fn call(&self, report: Option<LeaseReport>, ask: Option<u64>) -> Option<Lease> {
-        let admission = Admission {
-            worker: self.worker,
-            uuid: GPU_ID,
-            report,
-            ask,
-            quota: None,
-            gate: None,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let admission = Admission { report, ask, ..Admission::of(self.worker, GPU_ID) };
         let decision: Decision = self.client.post(path::ADMISSION, &admission, PATIENCE).unwrap();
         decision.lease
     }

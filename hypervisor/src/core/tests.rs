@@ -105,17 +105,7 @@ impl Stage {
         let (core, caller) = (Arc::clone(&self.core), process.caller.clone());
         let ask = ask.map(|ask| ask.as_micros() as u64);
         let worker = process.worker;
-        let admission = Admission {
-            worker,
-            uuid: DEVICE,
-            report,
-            ask,
-            quota: None,
-            gate,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let admission = Admission { report, ask, gate, ..Admission::of(worker, DEVICE) };
         Box::pin(async move {
             let Decision { lease, .. } = core.admission(&caller, admission).await.unwrap();
             lease

@@ -280,17 +280,7 @@ impl Worker {
         ask: Option<u64>,
     ) -> Result<Decision, ClientError> {
         let uuid = device(self.device);
-        let admission = Admission {
-            worker,
-            uuid,
-            report,
-            ask,
-            quota: None,
-            gate: None,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let admission = Admission { report, ask, ..Admission::of(worker, uuid) };
         self.client.post(path::ADMISSION, &admission, PATIENCE)
     }
 

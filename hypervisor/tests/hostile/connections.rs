@@ -87,14 +87,7 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
         assert!(open() < FILES - 64, "{} descriptors are open", open());
         // A process that is known already is served as before, and so is each admitted connection.
         let lease = admission(&client, worker, None, Some(PATIENCE)).unwrap().unwrap();
-        let report = LeaseReport {
-            lease: lease.id,
-            held_us: 1,
-            estimated_us: 1,
-            backlogged_us: 0,
-            idle_us: 0,
-            done: true,
-        };
+        let report = LeaseReport::busy(lease.id, 1);
         admission(&client, worker, Some(report), None).unwrap();
         let call = b"GET /api/v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         served[0].set_read_timeout(Some(PATIENCE)).unwrap();

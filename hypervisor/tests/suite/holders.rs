@@ -1,7 +1,7 @@
 //! Processes that hold leases, one after the other.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -9,26 +9,19 @@ use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use protocol::LeaseReport;
 use serde_json::json;
 
-use crate::process::{admission, register};
+use crate::process::{admission, given, helper, register};
 
-/// One process can be one worker only. So holders are processes: this test, run again as a helper.
-/// A helper holds leases until its time is over, and prints when, on the clock that all processes
-/// share.
+/// A helper that holds leases until its time is over, and prints when, on the clock that all processes share.
 pub(crate) fn holder(socket: &Path, session: &str, share_ppm: u32, length: Duration) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "holders::helper_that_holds", "--ignored", "--nocapture"])
-        .env("HOLDER", json!([socket, session, share_ppm, length.as_millis() as u64]).to_string())
-        .stdout(Stdio::piped());
-    command
+    let given = json!([socket, session, share_ppm, length.as_millis() as u64]);
+    helper("holders::helper_that_holds", &given)
 }
 
 #[test]
 #[ignore = "a helper process of the other tests"]
 fn helper_that_holds() {
-    let Ok(arguments) = std::env::var("HOLDER") else { return };
-    let (socket, session, share_ppm, length): (PathBuf, String, u32, u64) =
-        serde_json::from_str(&arguments).unwrap();
+    let Some(given) = given() else { return };
+    let (socket, session, share_ppm, length): (PathBuf, String, u32, u64) = given;
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
     let end = now_us() + length * 1000;
     let mut held = Vec::new();
@@ -59,23 +52,11 @@ fn helper_that_holds() {
             Err(_) => worker = None,
         }
     }
-    println!("HELD {}", serde_json::to_string(&held).unwrap());
+    println!("SEEN {}", serde_json::to_string(&held).unwrap());
 }
 
 /// Microseconds of a clock that all processes share.
 pub(crate) fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
-}
-
-fn held(output: &Output) -> Vec<(u64, u64)> {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find_map(|line| line.split_once("HELD ")).unwrap_or_else(|| {
-        panic!("the holder failed: {text}");
-    });
-    serde_json::from_str(line.1).unwrap()
-}
-
-pub(crate) fn finish(child: Child) -> Vec<(u64, u64)> {
-    held(&child.wait_with_output().unwrap())
 }

@@ -8,8 +8,8 @@ use limits::{ComputeLimit, MemoryLimit};
 use protocol::DeviceQuota;
 
 use crate::call::{call, send};
-use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, register};
-use crate::programs::{Program, seen};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, register, seen};
+use crate::programs::{Program, Seen};
 
 /// The value of the series with these labels.
 fn value(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
@@ -81,7 +81,7 @@ fn what_a_session_gets_is_told_until_it_ends() {
         last = charged;
         (charged > 0.3).then_some(())
     });
-    seen(child);
+    seen::<Seen>(child);
     eventually("the series end with the session", || {
         let text = metrics();
         assert!(value(&text, "sluice_session_share_ratio", &of("stays")).is_some(), "{text}");

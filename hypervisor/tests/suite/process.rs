@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// As an older limiter writes it.
 pub(crate) const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
@@ -113,6 +115,27 @@ impl Drop for Daemon {
     }
 }
 
+/// One process can be one worker only. So some are processes of their own: a test of this program, run again as a helper.
+pub(crate) fn helper(test: &str, given: &Value) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::piped());
+    command.env("HELPER", given.to_string());
+    command
+}
+
+/// What this process was given, if it is a helper.
+pub(crate) fn given<T: DeserializeOwned>() -> Option<T> {
+    Some(serde_json::from_str(&std::env::var("HELPER").ok()?).unwrap())
+}
+
+/// What a helper has printed after `SEEN` when it ends.
+pub(crate) fn seen<T: DeserializeOwned>(helper: Child) -> T {
+    let output = helper.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find_map(|line| line.split_once("SEEN "));
+    serde_json::from_str(line.unwrap_or_else(|| panic!("the helper failed: {text}")).1).unwrap()
+}
+
 /// Stops a process, and returns when each of its threads has stopped: the signal alone only asks
 /// for that.
 pub(crate) fn freeze(process: &Child) {
@@ -169,17 +192,7 @@ pub(crate) fn admission_by(
     gate: Option<u32>,
 ) -> Result<Option<Lease>, ClientError> {
     let ask = ask.map(|ask| ask.as_micros() as u64);
-    let admission = Admission {
-        worker,
-        uuid: GPU_ID,
-        report,
-        ask,
-        quota: None,
-        gate,
-        together: false,
-        outside_us: 0,
-        queued_us: 0,
-    };
+    let admission = Admission { report, ask, gate, ..Admission::of(worker, GPU_ID) };
     let decision: Decision = client.post(path::ADMISSION, &admission, PATIENCE)?;
     Ok(decision.lease)
 }

@@ -2,7 +2,7 @@
 //! may.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::thread;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
 use serde_json::json;
 
 use crate::holders::now_us;
-use crate::process::{PATIENCE, admission};
+use crate::process::{PATIENCE, admission, given, helper};
 
 /// How a helper uses the device: it keeps its lease for as long as it may.
 #[derive(Clone)]
@@ -38,29 +38,16 @@ pub(crate) struct Seen {
 impl Program<'_> {
     pub(crate) fn start(&self, socket: &Path) -> Child {
         let Self { session, quota, density, length } = self;
-        let arguments = json!([socket, session, quota, density, length.as_millis() as u64]);
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "programs::helper_that_goes_on", "--ignored", "--nocapture"])
-            .env("PROGRAM", arguments.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap()
+        let given = json!([socket, session, quota, density, length.as_millis() as u64]);
+        helper("programs::helper_that_goes_on", &given).spawn().unwrap()
     }
-}
-
-pub(crate) fn seen(child: Child) -> Seen {
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find_map(|line| line.split_once("SEEN "));
-    serde_json::from_str(line.unwrap_or_else(|| panic!("the helper failed: {text}")).1).unwrap()
 }
 
 #[test]
 #[ignore = "a helper process of the other tests"]
 fn helper_that_goes_on() {
-    let Ok(arguments) = std::env::var("PROGRAM") else { return };
-    let (socket, session, quota, density, length): (PathBuf, String, DeviceQuota, f64, u64) =
-        serde_json::from_str(&arguments).unwrap();
+    let Some(given) = given() else { return };
+    let (socket, session, quota, density, length): (PathBuf, String, DeviceQuota, f64, u64) = given;
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
     let register = Register { protocol: VERSION, session, devices: vec![quota], gates: None };
     let registered: Registered = client.post(path::REGISTER, &register, PATIENCE).unwrap();

@@ -153,6 +153,16 @@ pub struct LeaseReport {
     pub done: bool,
 }
 
+impl Admission {
+    /// Reports nothing, asks for nothing and changes nothing.
+    #[must_use]
+    pub const fn of(worker: u64, uuid: GpuId) -> Self {
+        let (report, ask, quota, gate) = (None, None, None, None);
+        let (together, outside_us, queued_us) = (false, 0, 0);
+        Self { worker, uuid, report, ask, quota, gate, together, outside_us, queued_us }
+    }
+}
+
 impl LeaseReport {
     /// A lease that has ended and was used all the time.
     #[must_use]

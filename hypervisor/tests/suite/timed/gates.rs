@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,26 +13,21 @@ use serde_json::json;
 use session::gate_page::{GatePage, Opened};
 
 use crate::holders::now_us;
-use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission, given, helper, place, seen};
 
 const LENGTH: Duration = Duration::from_secs(4);
 
 /// A dense program of low priority that goes on for [`LENGTH`]. What the device would run for it
 /// ends with its lease, or half a millisecond after its gate was closed.
 fn dense(socket: &Path, with_page: bool) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "timed::gates::helper_with_gates", "--ignored", "--nocapture"])
-        .env("GATES", json!([socket, with_page]).to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+    helper("timed::gates::helper_with_gates", &json!([socket, with_page])).spawn().unwrap()
 }
 
 #[test]
 #[ignore = "a helper process of the other tests"]
 fn helper_with_gates() {
-    let Ok(arguments) = std::env::var("GATES") else { return };
-    let (socket, with_page): (PathBuf, bool) = serde_json::from_str(&arguments).unwrap();
+    let Some(given) = given() else { return };
+    let (socket, with_page): (PathBuf, bool) = given;
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
     let page = GatePage::create().unwrap();
     let block = page.block(page.block_of(GPU_ID).unwrap());
@@ -81,7 +76,7 @@ fn helper_with_gates() {
             }
         }
     }
-    println!("STOPPED {}", json!(stops));
+    println!("SEEN {}", json!(stops));
 }
 
 /// A program of high priority wants the device now and then. How long it waits each time, and how
@@ -117,11 +112,7 @@ fn waits(with_page: bool) -> (Vec<Duration>, Vec<Duration>) {
         let report = LeaseReport::busy(lease.id, 3_000);
         admission(&client, registered.worker, Some(report), None).unwrap();
     }
-    let output = dense.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let stopped = text.lines().find_map(|line| line.split_once("STOPPED "));
-    let stopped = stopped.unwrap_or_else(|| panic!("the helper failed: {text}")).1;
-    let stopped: Vec<u64> = serde_json::from_str(stopped).unwrap();
+    let stopped: Vec<u64> = seen(dense);
     let since_ask = |stop: &u64| {
         let asked = asks.iter().rfind(|ask| *ask <= stop)?;
         Some(Duration::from_micros(stop - asked))

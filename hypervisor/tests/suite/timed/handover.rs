@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
@@ -11,26 +11,21 @@ use serde_json::json;
 use session::clock::now_ns;
 use session::gate_page::{GatePage, Opened};
 
-use crate::process::{Daemon, GPU_ID, PATIENCE, admission_by, place};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission_by, given, helper, place, seen};
 
 const LENGTH: Duration = Duration::from_secs(4);
 
 /// A process that fills the device, and holds it for half of the time.
 fn dense(socket: &Path, session: &str, by_page: bool) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "timed::handover::helper_that_takes_turns", "--ignored", "--nocapture"])
-        .env("TURNS", json!([socket, session, by_page]).to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+    let given = json!([socket, session, by_page]);
+    helper("timed::handover::helper_that_takes_turns", &given).spawn().unwrap()
 }
 
 #[test]
 #[ignore = "a helper process of the other tests"]
 fn helper_that_takes_turns() {
-    let Ok(arguments) = std::env::var("TURNS") else { return };
-    let (socket, session, by_page): (PathBuf, String, bool) =
-        serde_json::from_str(&arguments).unwrap();
+    let Some(given) = given() else { return };
+    let (socket, session, by_page): (PathBuf, String, bool) = given;
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
     let page = GatePage::create().unwrap();
     let block = page.block(page.block_of(GPU_ID).unwrap());
@@ -70,14 +65,7 @@ fn helper_that_takes_turns() {
         turns.push((begun, done));
         last = Some(LeaseReport::busy(lease.id, (now_ns() - begun) / 1_000));
     }
-    println!("TURNS {}", json!(turns));
-}
-
-fn turns(child: Child) -> Vec<(u64, u64)> {
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let turns = text.lines().find_map(|line| line.split_once("TURNS "));
-    serde_json::from_str(turns.unwrap_or_else(|| panic!("the helper failed: {text}")).1).unwrap()
+    println!("SEEN {}", json!(turns));
 }
 
 /// How long the device had no holder at each handover, in order, and the watcher's time.
@@ -85,7 +73,7 @@ fn handovers(by_page: bool) -> (Vec<Duration>, Duration) {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let tenants = ["one", "other"].map(|session| dense(&socket, session, by_page));
-    let mut all: Vec<(u64, u64)> = tenants.into_iter().flat_map(turns).collect();
+    let mut all: Vec<(u64, u64)> = tenants.into_iter().flat_map(seen::<Vec<_>>).collect();
     all.sort_unstable();
     // At first the daemon looks at each process alone.
     let first = all[0].0 + 500_000_000;

@@ -9,8 +9,8 @@ use http_bidir_comm::client::ClientError;
 use protocol::{Admission, Decision, LeaseReport, path};
 use rustix::process::Signal;
 
-use crate::holders::{finish, holder, now_us};
-use crate::process::{Daemon, GPU_ID, admission, freeze, place, register, thaw};
+use crate::holders::{holder, now_us};
+use crate::process::{Daemon, GPU_ID, admission, freeze, place, register, seen, thaw};
 
 /// How long others wait for a holder that is frozen, and may be killed a moment later.
 fn wait_for_holder(kill: bool) -> Duration {
@@ -87,7 +87,7 @@ fn tenants_resume_when_the_daemon_comes_back() {
     // Its socket still exists and is replaced.
     assert!(socket.exists());
     let _second = Daemon::start(&socket);
-    let held = finish(running);
+    let held: Vec<(u64, u64)> = seen(running);
     let before = held.iter().filter(|held| held.1 < killed_at).count();
     let after = held.iter().filter(|held| held.0 > killed_at + 250_000).count();
     assert!(before > 0 && after > 0, "{before} leases before the restart, {after} after");
@@ -101,17 +101,7 @@ fn a_caller_that_hangs_up_gives_its_grant_back() {
     let worker = register(&client, "a", 1_000_000).unwrap();
     // Asks that end before they are answered, or at that moment.
     for wait_us in (0..40).map(|n| n * 25) {
-        let admission = Admission {
-            worker,
-            uuid: GPU_ID,
-            report: None,
-            ask: Some(5_000_000),
-            quota: None,
-            gate: None,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let admission = Admission { ask: Some(5_000_000), ..Admission::of(worker, GPU_ID) };
         let mut stream = UnixStream::connect(&socket).unwrap();
         let body = serde_json::to_string(&admission).unwrap();
         write!(
@@ -142,26 +132,10 @@ fn a_daemon_that_stood_still() {
     // Each call asks for more of that lease, or for a new one, and its caller gives up.
     for (report, path) in [(true, path::ADMISSION), (false, path::ADMISSION), (true, path::REPORT)]
     {
-        let report = report.then_some(LeaseReport {
-            lease: lease.id,
-            held_us: 5_000,
-            estimated_us: 5_000,
-            backlogged_us: 5_000,
-            idle_us: 0,
-            done: false,
-        });
+        let report =
+            report.then_some(LeaseReport { done: false, ..LeaseReport::busy(lease.id, 5_000) });
         let ask = Some(10_000_000);
-        let message = Admission {
-            worker,
-            uuid: GPU_ID,
-            report,
-            ask,
-            quota: None,
-            gate: None,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let message = Admission { report, ask, ..Admission::of(worker, GPU_ID) };
         let given_up =
             client.post::<_, Decision>(path, &message, Duration::from_millis(300)).unwrap_err();
         assert!(matches!(given_up, ClientError::Timeout { .. }), "{given_up}");

@@ -7,8 +7,8 @@ use http_bidir_comm::client::ClientError;
 use limits::{ComputeLimit, Policy};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Registered, path};
 
-use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, register, registration};
-use crate::programs::{Program, seen};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, register, registration, seen};
+use crate::programs::{Program, Seen};
 
 #[test]
 fn a_quota_changes_while_programs_run() {
@@ -30,15 +30,8 @@ fn a_quota_changes_while_programs_run() {
     assert!((0.15..0.25).contains(&before), "{before}");
     let worker = register(&client, "a", 200_000).unwrap();
     let change = Admission {
-        worker,
-        uuid: GPU_ID,
-        report: None,
-        ask: None,
         quota: Some(DeviceQuota::fixed(GPU_ID, 800_000)),
-        gate: None,
-        together: false,
-        outside_us: 0,
-        queued_us: 0,
+        ..Admission::of(worker, GPU_ID)
     };
     let answer: Decision = client.post(path::REPORT, &change, PATIENCE).unwrap();
     assert_eq!(answer.lease, None);
@@ -46,7 +39,7 @@ fn a_quota_changes_while_programs_run() {
     thread::sleep(Duration::from_millis(100));
     let after = rate(Duration::from_secs(1));
     assert!((0.6..0.9).contains(&after), "{after}");
-    seen(running);
+    seen::<Seen>(running);
 }
 
 #[test]
@@ -80,17 +73,7 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
             uuid: GPU_ID,
             limit: ComputeLimit { policy, ..ComputeLimit::fixed(1_000_000) },
         };
-        let message = Admission {
-            worker,
-            uuid: GPU_ID,
-            report: None,
-            ask,
-            quota: Some(quota),
-            gate: None,
-            together: false,
-            outside_us: 0,
-            queued_us: 0,
-        };
+        let message = Admission { ask, quota: Some(quota), ..Admission::of(worker, GPU_ID) };
         client.post::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
     };
     assert_eq!(say(Policy::None, None), None);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use api::{Class, Policy};
 use protocol::DeviceQuota;
 
-use crate::holders::{finish, holder};
-use crate::process::{Daemon, GPU_ID, place};
-use crate::programs::{Program, overlap, seen, total};
+use crate::holders::holder;
+use crate::process::{Daemon, GPU_ID, place, seen};
+use crate::programs::{Program, Seen, overlap, total};
 
 #[test]
 fn a_lone_holder_keeps_its_lease() {
@@ -21,7 +21,7 @@ fn a_lone_holder_keeps_its_lease() {
     let (_, session) = daemon.limited().remove(0);
     assert_eq!((session.class, session.policy), (Class::Dense, Policy::Fixed));
     assert!(session.density_ppm.is_some_and(|ppm| ppm > 900_000), "{session:?}");
-    let seen = seen(lone);
+    let seen: Seen = seen(lone);
     // A scheduling delay of the machine may cost it a lease.
     assert!(seen.held.len() <= 5 && seen.renewed >= 20, "{seen:?}");
     assert!(total(&seen.held) > 1_800_000, "{seen:?}");
@@ -43,7 +43,7 @@ fn two_sparse_sessions_hold_at_the_same_time() {
         // It is charged for what it uses.
         assert!(session.charged_us < 1_000_000, "{session:?}");
     }
-    let [a, b] = children.map(seen);
+    let [a, b] = children.map(seen::<Seen>);
     let (held_a, held_b) = (total(&a.held), total(&b.held));
     assert!(overlap(&a.held, &b.held) * 10 > held_a.min(held_b) * 7, "{a:?} {b:?}");
     assert!(a.shared > 0 && b.shared > 0);
@@ -64,7 +64,7 @@ fn two_sessions_alternate_by_weight_without_overlap() {
     assert_eq!(names, ["large", "small"]);
     // Callers read the UUID as NVML prints it.
     assert_eq!(sessions[0].1.uuid, "GPU-5a1ce000-0000-4000-8000-000000000000");
-    let (large, small) = (finish(large), finish(small));
+    let [large, small] = [large, small].map(seen::<Vec<(u64, u64)>>);
 
     for a in &large {
         for b in &small {

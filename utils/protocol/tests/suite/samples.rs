@@ -53,8 +53,6 @@ pub(crate) fn admission() -> Admission {
         done: true,
     };
     Admission {
-        worker: 3_298_534_883_329,
-        uuid: GPU_ID,
         report: Some(report),
         ask: Some(1_000_000),
         quota: Some(balanced()),
@@ -62,6 +60,7 @@ pub(crate) fn admission() -> Admission {
         together: true,
         outside_us: 1500,
         queued_us: 40_000,
+        ..Admission::of(3_298_534_883_329, GPU_ID)
     }
 }
 
