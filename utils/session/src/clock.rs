@@ -1,55 +1,53 @@
-//! `CLOCK_MONOTONIC` as the machine's first processes have it, in whatever time namespace (time_namespaces(7)) this
-//! process is: what processes share is compared by it.
+//! `CLOCK_MONOTONIC` without this process's time namespace (time_namespaces(7)), so that processes in different
+//! namespaces can compare times.
 //!
-//! It is read through the C library. rustix would look for the kernel's vDSO itself, which valgrind
-//! hides.
+//! Read through the C library: rustix would look for the kernel's vDSO itself, which valgrind hides.
 
 use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::fs::File;
 use std::io::Read;
 
-/// How much further ahead than now a moment may be that another process has written. The longest lease, and what a late
-/// process may hold beyond it, are less.
+/// The furthest that another process's time may be ahead of now, in ns. More than the longest lease plus what a late
+/// process may hold beyond it.
 pub const AHEAD_NS: u64 = 5_000_000_000;
 
-/// How far ahead this process's clocks are: `CLOCK_MONOTONIC`, and the time since boot.
+/// How far this process's clocks are ahead, in ns: `CLOCK_MONOTONIC`, and the time since boot.
 static OFFSETS: [AtomicI64; 2] = [const { AtomicI64::new(UNKNOWN) }; 2];
 const UNKNOWN: i64 = i64::MIN;
 const NAMES: [&str; 2] = ["monotonic", "boottime"];
 
-/// A moment that another process has written; now, if it is further ahead than any can be.
+/// Another process's time (ns), or now if it is further ahead than possible.
 #[must_use]
 pub const fn at_most(moment_ns: u64, now_ns: u64) -> u64 {
     if moment_ns > now_ns.saturating_add(AHEAD_NS) { now_ns } else { moment_ns }
 }
 
-/// Nanoseconds.
+/// The present time, in ns.
 #[must_use]
 #[inline]
 pub fn now_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC).wrapping_sub(offset(0).cast_unsigned())
 }
 
-/// Nanoseconds as of the kernel's last tick, some milliseconds ago at most. It is the cheapest
-/// clock.
+/// The time of the kernel's last tick, in ns; a few milliseconds old at most. The cheapest clock.
 #[must_use]
 #[inline]
 pub fn tick_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE).wrapping_sub(offset(0).cast_unsigned())
 }
 
-/// CPU time of the calling thread, in nanoseconds. It is a system call.
+/// CPU time of the calling thread, in ns. A system call.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// How far ahead the time since boot is that this process is shown, in nanoseconds.
+/// How far this process's time since boot is ahead, in ns.
 pub(crate) fn boot_offset_ns() -> i64 {
     offset(1)
 }
 
-/// A forked child may be in another time namespace.
+/// Forgets the offsets: a forked child may be in another time namespace.
 pub fn forget_namespace() {
     OFFSETS.iter().for_each(|offset| offset.store(UNKNOWN, Relaxed));
 }
@@ -62,7 +60,7 @@ fn offset(clock: usize) -> i64 {
     }
 }
 
-/// Without any allocation: a signal handler may be the first to ask.
+/// Reads the offsets. Does not allocate, because a signal handler may be the first caller.
 #[cold]
 fn look(clock: usize) -> i64 {
     let mut text = [0; 256];
@@ -74,7 +72,7 @@ fn look(clock: usize) -> i64 {
     OFFSETS[clock].load(Relaxed)
 }
 
-/// The offset of a clock in the kernel's list: its name, seconds, and nanoseconds.
+/// The offset (ns) of a clock in the kernel's list, whose lines are: name, seconds, nanoseconds.
 fn offset_in(list: &[u8], name: &str) -> i64 {
     let lines = str::from_utf8(list).unwrap_or_default().lines();
     let mut fields = lines.filter_map(|line| line.strip_prefix(name));

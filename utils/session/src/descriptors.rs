@@ -1,10 +1,10 @@
-//! Where this crate's descriptors are among those of the program.
+//! Keeps this crate's descriptors out of the range that programs use.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::AsFd;
 
-/// The least number of a descriptor that is out of the way: below the usual limit, above what programs open.
+/// The least descriptor number to use: below the usual limit, above the numbers of most programs.
 fn least() -> Option<i32> {
     const MOST: u64 = 1024;
     const ABOVE: u64 = 32;
@@ -13,9 +13,8 @@ fn least() -> Option<i32> {
     i32::try_from(least).ok()
 }
 
-/// Moves a descriptor above those of the program. The kernel closes descriptors in order when a
-/// process ends. So the slot is given up after the driver was told to free what the process held,
-/// not before.
+/// Moves a descriptor above those of the program. When a process ends, the kernel closes descriptors in order, so the
+/// slot is released only after the driver was told to free the process's memory.
 pub(crate) fn out_of_the_way(file: File) -> File {
     match least().map(|least| rustix::io::fcntl_dupfd_cloexec(&file, least)) {
         Some(Ok(higher)) => File::from(higher),
@@ -23,9 +22,8 @@ pub(crate) fn out_of_the_way(file: File) -> File {
     }
 }
 
-/// Has the kernel make this process's table of descriptors as large as it will have to be. To be called while there is
-/// one thread: with more, the kernel waits until all processors have passed a point of rest, which took 20 ms on a
-/// machine with 32.
+/// Makes the kernel enlarge this process's descriptor table now. Must be called while there is only one thread: with
+/// more, the kernel waits for an RCU grace period, which took 20 ms on a machine with 32 processors.
 pub fn make_room() {
     let Ok(any) = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
         return;

@@ -1,5 +1,5 @@
-//! A folder that is opened once and used by its descriptor. So what was looked at is what is used,
-//! whatever is renamed or linked meanwhile.
+//! A folder that is opened once and then used by its descriptor, so that the checked folder is the used one, whatever
+//! is renamed or linked meanwhile.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -20,30 +20,30 @@ use crate::user_namespace::may_be_outer_root;
 
 /// Where a node mounts the folder of a container's session.
 pub(crate) const MOUNTED: &str = "/run/sluice/session";
-/// The longest file in a session's folder.
+/// The largest file in a session's folder, in bytes.
 const LONGEST: u64 = size_of::<PageLayout>() as u64;
 
-/// Why a folder cannot be used.
+/// The reason why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// The system refused.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried: make, read or lock.
+        /// The failed operation: make, read or lock.
         what: &'static str,
         /// The folder or file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another user has a say in what is there.
+    /// Another user could interfere.
     #[error("{} must be {wanted}, but is {found}", path.display())]
     Unsafe {
         /// The folder or file.
         path: PathBuf,
-        /// What would be accepted.
+        /// The accepted state.
         wanted: String,
-        /// What is there instead.
+        /// The present state.
         found: String,
     },
 }
@@ -57,14 +57,14 @@ impl FolderError {
         move |source| Self::Io { what, path, source: source.into() }
     }
 
-    /// Whether there is nothing at that path.
+    /// Whether nothing exists at that path.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Io { source, .. }
             if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     }
 
-    /// Whether nothing can be made at that place, by nobody or not by this user.
+    /// Whether nothing can be created there, by anyone or by this user.
     pub(crate) fn is_of_the_place(&self) -> bool {
         self.is_absent()
             || matches!(self, Self::Io { source, .. } if matches!(
@@ -84,15 +84,15 @@ pub(crate) struct Folder {
 }
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// As many links as the kernel follows in one path.
+/// The most links in one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 
 impl Folder {
-    /// Opens the folder at `path`, step by step.
+    /// Opens the folder at `path`, component by component.
     ///
-    /// * From the first folder on that is not the system's, all belong to the same user.
-    /// * A link is followed only if nobody but the system and this user can have made it. Behind the root of a process
-    ///   (`/proc/PID/root`) none is.
+    /// * From the first folder on that does not belong to the system, all folders must belong to the same user.
+    /// * A link is followed only if nobody but the system and this user can have created it; below another process's
+    ///   root (`/proc/PID/root`), no link is followed.
     ///
     /// # Errors
     /// [`FolderError`]
@@ -153,13 +153,13 @@ impl Folder {
         Ok(Self { fd, path, uid: stat.st_uid, mode: stat.st_mode & 0o7777 })
     }
 
-    /// Whether this process sees its file system as read-only.
+    /// Whether its file system is mounted read-only for this process.
     pub(crate) fn is_read_only(&self) -> bool {
         fs::fstatvfs(&self.fd)
             .is_ok_and(|system| system.f_flag.contains(fs::StatVfsMountFlags::RDONLY))
     }
 
-    /// Opens a folder in this one, of the same user and no link.
+    /// Opens a folder in this one that belongs to the same user and is no link.
     ///
     /// # Errors
     /// [`FolderError`]
@@ -177,8 +177,8 @@ impl Folder {
         })
     }
 
-    /// In a folder of another user's, nothing that is mounted there is entered: its file system
-    /// could keep the caller waiting for ever.
+    /// Opens an entry. Does not enter mounts in another user's folder, whose file system could block the caller for
+    /// ever.
     fn look_at(&self, name: &OsStr) -> Result<OwnedFd, Errno> {
         if self.uid != own_user() {
             let inside = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
@@ -190,7 +190,7 @@ impl Folder {
         fs::openat(&self.fd, name, LOOK, Mode::empty())
     }
 
-    /// Makes a folder in this one and opens it, with just these rights.
+    /// Creates a folder in this one with exactly this mode, and opens it.
     ///
     /// # Errors
     /// [`FolderError`]
@@ -199,7 +199,7 @@ impl Folder {
         self.child(name)?.with_mode(mode)
     }
 
-    /// Makes a folder in this one that only this process's user can enter.
+    /// Creates a folder in this one that only this process's user can enter.
     ///
     /// # Errors
     /// [`FolderError::Io`]
@@ -208,7 +208,7 @@ impl Folder {
             .map_err(FolderError::io("make", &self.path.join(name)))
     }
 
-    /// Sets the rights.
+    /// Sets the mode.
     ///
     /// # Errors
     /// [`FolderError::Io`]
@@ -227,8 +227,7 @@ impl Folder {
         fs::openat(&self.fd, ".", flags, Mode::empty())
     }
 
-    /// Opens a file in this folder: a regular one, of the same user, with no other name. Never
-    /// waits.
+    /// Opens a regular file in this folder that belongs to the same user and has no other hard link. Never blocks.
     ///
     /// # Errors
     /// [`FolderError`]
@@ -257,7 +256,7 @@ impl Folder {
         })
     }
 
-    /// Makes a file in this folder, of at most [`LONGEST`] bytes. It must not exist.
+    /// Creates a file in this folder, for at most [`LONGEST`] bytes. It must not exist.
     ///
     /// # Errors
     /// [`FolderError::Io`]
@@ -265,19 +264,19 @@ impl Folder {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let path = self.path.join(name);
-        // Who lets a file grow beyond this limit gets a signal that ends the process.
+        // Exceeding this limit raises a signal that ends the process.
         let most = getrlimit(Resource::Fsize).current;
         if most.is_some_and(|most| most < LONGEST) {
             return Err(FolderError::io("make", &path)(Errno::FBIG));
         }
         let made = fs::openat(&self.fd, name, flags, Mode::from_raw_mode(mode & 0o600))
             .map_err(FolderError::io("make", &path))?;
-        // The process's umask has taken rights away.
+        // The umask may have removed rights.
         fs::fchmod(&made, Mode::from_raw_mode(mode)).map_err(FolderError::io("change", &path))?;
         Ok(File::from(made))
     }
 
-    /// The names in it with their kinds, and whether there are more than `most`.
+    /// The entries with their types, and whether there are more than `most`.
     ///
     /// # Errors
     /// [`FolderError::Io`]
@@ -301,7 +300,7 @@ impl Folder {
         Ok((names, false))
     }
 
-    /// Removes what is in it, down to `depth` folders below it. What is deeper stays.
+    /// Removes the contents, down to `depth` levels of folders; deeper ones stay.
     pub(crate) fn clear(&self, depth: usize) {
         let Ok((names, _)) = self.names(usize::MAX) else { return };
         for (name, kind) in names {
@@ -313,7 +312,7 @@ impl Folder {
         }
     }
 
-    /// Removes a folder in this one, with what is in it.
+    /// Removes a folder in this one, with its contents.
     pub(crate) fn remove_folder(&self, name: &OsStr, depth: usize) {
         if let Some(deeper) = depth.checked_sub(1)
             && let Ok(inner) = self.child(name)
@@ -323,54 +322,54 @@ impl Folder {
         let _ = fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
     }
 
-    /// Its descriptor, good for the names in it.
+    /// The descriptor, usable for `*at` system calls.
     pub(crate) fn descriptor(&self) -> impl AsFd + '_ {
         self.fd.as_fd()
     }
 
-    /// Where it was found.
+    /// The path under which it was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whose it is.
+    /// Its user.
     pub(crate) const fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// When its entries last changed.
+    /// The time of its entries' last change.
     pub(crate) fn modified(&self) -> Option<SystemTime> {
         let stat = fs::fstat(&self.fd).ok()?;
         let seconds = u64::try_from(stat.st_mtime).ok()?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
     }
 
-    /// Whether it is on a file system that is in memory. One of another kind could keep the caller waiting for ever.
+    /// Whether it is on tmpfs. Another file system could block the caller for ever.
     pub(crate) fn is_in_memory(&self) -> bool {
         const TMPFS: u64 = 0x0102_1994;
         fs::fstatfs(&self.fd).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS))
     }
 
-    /// The rights on it.
+    /// Its mode.
     pub(crate) const fn mode(&self) -> u32 {
         self.mode
     }
 
-    /// Whether anybody may replace names in it that are not their own.
+    /// Whether users may replace entries that are not their own.
     const fn is_open_to_all(&self) -> bool {
         const STICKY: u32 = 0o1000;
         self.mode & 0o022 != 0 && self.mode & STICKY == 0
     }
 
-    /// Whether this process may rely on it as its session's: it belongs to this process's user or
-    /// to the system's, and nobody else may change it.
+    /// Whether this process may trust it as its session's folder: it belongs to this process's user or to the system,
+    /// and no other user may change it.
     ///
     /// # Errors
     /// [`FolderError::Unsafe`]
     pub(crate) fn check_is_reliable(&self) -> Result<(), FolderError> {
         let system = fs::stat("/").map_or(0, |root| root.st_uid);
         let own = own_user();
-        // A node mounts its own into containers, also into those that do not know its root.
+        // A node mounts its own folder into containers, including those that do not know its root user.
         let is_nodes = || self.path == Path::new(MOUNTED) && may_be_outer_root(self.uid);
         if ([own, 0, system].contains(&self.uid) || is_nodes()) && self.mode & 0o022 == 0 {
             return Ok(());
@@ -382,13 +381,13 @@ impl Folder {
         })
     }
 
-    /// Whether other users may use what is in it, if they know its name.
+    /// Whether other users may use its contents if they know a name inside.
     pub(crate) const fn is_for_those_who_know(&self) -> bool {
         self.mode & 0o077 == 0o011
     }
 }
 
-/// The users whose links a path may go through.
+/// The users whose links may be followed.
 struct Owners {
     system: u32,
     own: u32,
@@ -404,8 +403,8 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The root of a process that a path goes through, `/proc/PID/root`, and the rest of it. That is no link to a path:
-/// the process may be in a container. Nobody's links behind it are followed: root there is not root here.
+/// Splits `/proc/PID/root` from the rest of a path. It is not a link to a path: the process may be in a container. No
+/// links below it are followed, because root there may not be root here.
 fn root_of_process(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let mut parts = path.components();
     let is_there = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
@@ -415,7 +414,7 @@ fn root_of_process(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((PathBuf::from(format!("/proc/{pid}/root")), parts.as_path().to_owned()))
 }
 
-/// The names on the way, from the root.
+/// The components of a path.
 fn steps(path: &Path) -> impl Iterator<Item = OsString> + '_ {
     path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),

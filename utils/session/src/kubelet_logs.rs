@@ -1,24 +1,24 @@
-//! The names of pods' containers, as the names of the logs that kubelets keep: a link POD_NAMESPACE_CONTAINER-ID.log for
-//! each. None of the names has an underscore. Only root makes such links, so they are no container's own words.
+//! The names of pods' containers, taken from the kubelet's log links, `POD_NAMESPACE_CONTAINER-ID.log`. None of the
+//! names contains an underscore. Only root creates these links, so containers cannot forge them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Where kubelets keep them.
+/// The kubelet's folder of log links.
 pub const FOLDER: &str = "var/log/containers";
-/// A node has fewer.
+/// The most links to read; a node has fewer.
 const MOST: usize = 16_384;
 
-/// A container, as people know it.
+/// A container's name in Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
-    /// Its pod's namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its pod.
+    /// The pod's name.
     pub pod: String,
-    /// Its own name.
+    /// The container's name.
     pub container: String,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for PodContainer {
     }
 }
 
-/// Those of the node, by id. Without such a folder there are none.
+/// The node's containers by id; empty without such a folder.
 #[must_use]
 pub fn all(folder: &Path) -> BTreeMap<String, PodContainer> {
     let links = fs::read_dir(folder).into_iter().flatten().flatten().take(MOST);

@@ -1,26 +1,26 @@
-//! Sessions: a session is the processes that share one quota. This crate has its directory, its
-//! pages (one for each device), the ledger in them, the membership of a process, and a summary of
-//! all that.
+//! Sessions: the processes that share one set of limits. This crate has a session's directory, its pages (one per
+//! device), the ledger in them, the membership of a process, and a summary. The limiter, the daemon and `sluice` use
+//! it.
 //!
 //! Each module uses only those above it here:
 //!
-//! * [`clock`], [`process`]: time, and the identity of processes;
-//! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them;
-//! * `user_namespace`: users whom this process's user namespace does not know;
-//! * [`descriptors`]: where this crate's files are among those of the program;
-//! * `folder`: a folder that is used by its descriptor;
-//! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
-//! * [`Page`]: the file;
-//! * [`gate_page`]: what a process and the daemon share while the process's gates are in its streams;
-//! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
-//! * [`together`]: devices that are held together, in a page of their own;
-//! * [`directory`]: where the pages of a session are, and which sessions exist;
-//! * [`settings`]: what a session's owner decided;
-//! * [`allocation`]: what the node's part for Kubernetes mounts into a container, instead of an owner;
-//! * [`signals`]: what a process was started with, for the programs that it starts;
-//! * [`node_page`]: what the daemon sees of the devices;
-//! * [`SessionSummary`]: what a session has and uses;
-//! * [`taken`]: which of its processes have taken a change of its limits.
+//! * [`clock`], [`process`]: time, and the identity of processes
+//! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them
+//! * `user_namespace`: users unknown in this process's user namespace
+//! * [`descriptors`]: keeps this crate's descriptors away from the program's
+//! * `folder`: a folder that is used by its descriptor
+//! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O
+//! * [`Page`]: the file
+//! * [`gate_page`]: memory that a process with stream gates shares with the daemon
+//! * [`Membership`]: a process's slot in a page, through which it opens the ledger
+//! * [`together`]: devices that are held together, in a page of their own
+//! * [`directory`]: the directories of sessions, and the list of all sessions
+//! * [`settings`]: the settings of a session's owner
+//! * [`allocation`]: what a node mounts into a container, in place of an owner
+//! * [`signals`]: a process's inherited signal state, for the programs that it starts
+//! * [`node_page`]: the daemon's observations of the devices
+//! * [`SessionSummary`]: a session's limits and use
+//! * [`taken`]: which processes have taken a change of the limits
 
 pub mod allocation;
 pub mod clock;

@@ -1,11 +1,11 @@
-//! A session's limits on a device, as its page holds them.
+//! Reads and writes a session's limits in its page.
 
 use crate::layout::{NO_LIMIT, PageLayout};
 use ::limits::{ComputeLimit, Limits, MemoryLimit, Policy, Priority};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 impl PageLayout {
-    /// Reads the limits. An impossible value is replaced by the nearest possible one.
+    /// Reads the limits. Impossible values are replaced by the nearest possible ones.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let bytes = |value: u64| (value != NO_LIMIT).then_some(value);
@@ -32,13 +32,13 @@ impl PageLayout {
         Limits { memory, compute: compute.in_range() }
     }
 
-    /// Writes the limits and lets readers notice. Returns the number of the change.
+    /// Writes the limits and increments [`PageLayout::limit_changes`]. Returns the number of the change.
     pub fn set_limits(&self, limits: &Limits) -> u32 {
         let Limits { memory, compute } = limits;
         // A limit equal to `NO_LIMIT` is stored as the next lower number.
         let bytes = |limit: Option<u64>| limit.map_or(NO_LIMIT, |limit| limit.min(NO_LIMIT - 1));
         let real = memory.and_then(|memory| memory.real);
-        // The real part first, so that a limit that comes or goes never stands beside the old one.
+        // The real part first, so that it never exceeds an unrelated limit.
         self.memory_real.store(bytes(real), Relaxed);
         self.memory_limit.store(bytes(memory.map(|memory| memory.limit)), Relaxed);
         self.share_ppm.store(compute.share_ppm, Relaxed);

@@ -1,4 +1,4 @@
-//! The identity of a process. An id alone may belong to another process tomorrow.
+//! The identity of a process: its id and start time, because an id alone may be reused.
 
 use crate::clock;
 use std::collections::HashMap;
@@ -11,43 +11,42 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// A clock tick, as the kernel counts for programs.
+/// A clock tick of the kernel's interfaces, in ns.
 const TICK_NS: i64 = 10_000_000;
 
-/// A process of this pid namespace, told apart from any other that had or gets the same id.
+/// A process of this pid namespace, distinguished from any other with the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProcessIdentity {
-    /// Its id.
+    /// The process id.
     pub pid: u32,
-    /// Its start, in clock ticks since boot.
+    /// The start time, in clock ticks since boot.
     pub start_time: u64,
 }
 
 impl ProcessIdentity {
-    /// The process that has this id now; `None`: there is none, or it has ended.
+    /// The present process with this id; `None`: there is none, or it has ended.
     #[must_use]
     pub fn of(pid: u32) -> Option<Self> {
         start_time(pid).map(|start_time| Self { pid, start_time })
     }
 
-    /// This process. Its start time is zero if the system does not tell it.
+    /// This process. The start time is 0 if the system does not tell it.
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
-        // In a new pid namespace, `/proc` may still be that of the one outside. There the id is
-        // another process's.
+        // In a new pid namespace, `/proc` may still be that of the outer one, where the id is another process's.
         let shown = fs::read_link("/proc/self").ok();
         let is_shown = shown.is_some_and(|shown| shown.as_os_str() == pid.to_string().as_str());
         Self::of(pid).filter(|_| is_shown).unwrap_or(Self { pid, start_time: 0 })
     }
 
-    /// Whether it runs.
+    /// Whether the process is running.
     #[must_use]
     pub fn is_running(self) -> bool {
         start_time(self.pid) == Some(self.start_time)
     }
 
-    /// The name of its program, if it runs.
+    /// The name of its program, if it is running.
     #[must_use]
     pub fn name(self) -> Option<String> {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
@@ -55,18 +54,17 @@ impl ProcessIdentity {
     }
 }
 
-/// Whether a session of this user can have the process that has this id now. What another user's page
-/// says may be a lie, so only processes of that user count. Root's pages are out of the reach of others,
-/// and its programs may become other users.
+/// Whether the process with this id may belong to a session of this user. Another user's page may lie, so only
+/// processes of that user count. Root's pages are out of others' reach, and root's programs may become other users.
 #[must_use]
 pub fn may_be_of(pid: u32, uid: u32) -> bool {
-    // The folder belongs to the user that the process runs as, whatever is in it.
+    // The directory belongs to the process's effective user.
     uid == 0 || fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
 }
 
-/// When a process of this pid namespace started, in clock ticks since boot: field 22 of
-/// `/proc/PID/stat` (proc_pid_stat(5)), less what this process's time namespace adds. `None`: there is none, or it has ended and its parent has
-/// yet to notice.
+/// The start time of a process of this pid namespace, in clock ticks since boot: field 22 of `/proc/PID/stat`
+/// (proc_pid_stat(5)), without the offset of this process's time namespace. `None`: there is no such process, or it is
+/// a zombie.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
     let shown = started(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
@@ -75,7 +73,7 @@ pub fn start_time(pid: u32) -> Option<u64> {
 }
 
 fn started(stat: &[u8]) -> Option<u64> {
-    // The name, field 2, may hold any bytes, with spaces and parentheses among them.
+    // The name, field 2, may contain any bytes, including spaces and parentheses.
     let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = str::from_utf8(stat.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X" | "x") {
@@ -84,8 +82,8 @@ fn started(stat: &[u8]) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Processes of pid namespaces within this one, by what they are there; with their ids here. Of two that are alike nobody
-/// can tell which is meant.
+/// Processes of inner pid namespaces, by their identity there, with their ids here. `None` for an identity that two
+/// processes share.
 pub(crate) fn within() -> HashMap<ProcessIdentity, Option<u32>> {
     let mut found = HashMap::new();
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -101,18 +99,18 @@ pub(crate) fn within() -> HashMap<ProcessIdentity, Option<u32>> {
     found
 }
 
-/// The id in the innermost of several pid namespaces, by `/proc/PID/status` (proc_pid_status(5)).
+/// The id in the innermost of several pid namespaces, from `/proc/PID/status` (proc_pid_status(5)).
 fn innermost(status: &str) -> Option<u32> {
     let mut ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace();
     ids.next()?;
     ids.next_back()?.parse().ok()
 }
 
-/// A descriptor that becomes readable when a process ends (pidfd_open(2)). `None`: the kernel has
-/// none (before Linux 5.3, and some sandboxes).
+/// A descriptor that becomes readable when a process ends (pidfd_open(2)). `None`: not supported (before Linux 5.3, and
+/// in some sandboxes).
 ///
 /// # Errors
-/// Those of the system; `ESRCH`: there is no such process.
+/// The system's errors; `ESRCH`: there is no such process.
 pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
     let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
     let opened = pidfd_open(pid, PidfdFlags::NONBLOCK).or_else(|error| match error {
@@ -127,12 +125,11 @@ pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// A descriptor of the process that connected a Unix socket (unix(7), SO_PEERPIDFD), as by [`pidfd`].
-/// It is of that process also if it has ended and another has its id. `None`: the kernel has none
-/// (before Linux 6.5, and some sandboxes).
+/// A pidfd, as from [`pidfd`], of the process that connected a Unix socket (unix(7), SO_PEERPIDFD), even if that
+/// process has ended and its id was reused. `None`: not supported (before Linux 6.5, and in some sandboxes).
 ///
 /// # Errors
-/// Those of the system; the process may be gone.
+/// The system's errors; the process may be gone.
 pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let mut descriptor: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -157,7 +154,7 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether the process of such a descriptor has ended.
+/// Whether the process of a pidfd has ended.
 #[must_use]
 pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
@@ -190,7 +187,7 @@ mod tests {
             let _ = started(&stat);
         }
 
-        /// A process gives itself any name, and cannot pretend another start.
+        /// A process can choose any name, but cannot fake its start time.
         #[test]
         fn the_name_of_a_process_tells_nothing(
             name in prop::collection::vec(any::<u8>(), 0..16),

@@ -1,5 +1,5 @@
-//! What a session's owner decided, in a file of the session's directory. It is written before the session's first
-//! process starts.
+//! The settings of a session's owner, in a file of the session's directory. Written before the session's first process
+//! starts.
 
 use crate::directory;
 use ::limits::GpuId;
@@ -13,23 +13,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file's name. It is looked for beside any limiter, so it must be nobody else's.
+/// The file's name. Looked for beside any limiter, so it must be unique.
 pub const FILE: &str = "sluice-session.json";
 const VERSION: u32 = 1;
-/// No owner writes more.
+/// Upper bound for the file's length.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What holds in a session, whatever its processes say in their environments.
+/// The settings of a session, whatever its processes' environments say.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct OwnerSettings {
-    /// The variables that decide: limits of devices that have no page yet, the daemon, and what happens when the
-    /// limiter fails.
+    /// The variables that apply: limits of devices that have no page yet, the daemon, and the policy for failures of
+    /// the limiter.
     pub variables: BTreeMap<String, String>,
-    /// The only devices that the session may use; `None`: it may use each.
+    /// The only devices that the session may use; `None`: all.
     pub devices: Option<Vec<GpuId>>,
-    /// What people call it.
+    /// The session's name for people.
     pub name: Option<String>,
-    /// What it was made to run.
+    /// The command that it was created to run.
     pub command: Option<String>,
 }
 
@@ -44,7 +44,7 @@ struct Written {
     command: Option<String>,
 }
 
-/// Why a session's settings cannot be written or read.
+/// The reason why a session's settings cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", told(path).display())]
 pub struct SettingsError {
@@ -63,7 +63,7 @@ enum Problem {
 }
 
 impl SettingsError {
-    /// Whether there is no such file.
+    /// Whether the file does not exist.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(&self.problem, Problem::Read(error) if error.kind() == io::ErrorKind::NotFound)
@@ -71,7 +71,7 @@ impl SettingsError {
 }
 
 impl OwnerSettings {
-    /// Writes them into a session's directory that has none yet.
+    /// Writes the settings into a session's directory that has none yet.
     ///
     /// # Errors
     /// [`SettingsError`]
@@ -85,11 +85,11 @@ impl OwnerSettings {
                     format!("they have {} bytes; expected at most {MOST_BYTES}", text.len());
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
             }
-            // Who may enter the directory is a process of the session.
+            // Everyone who can enter the directory is a process of the session.
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
             let mut file = options.open(&path)?;
-            // The process's umask has taken rights away.
+            // The umask may have removed rights.
             file.set_permissions(fs::Permissions::from_mode(0o644))?;
             file.write_all(&text)
         });
@@ -99,7 +99,7 @@ impl OwnerSettings {
     /// Reads the settings of a session that has an owner.
     ///
     /// # Errors
-    /// [`SettingsError`], also if there are none.
+    /// [`SettingsError`], also if there are no settings.
     pub fn of(dir: &Path) -> Result<Self, SettingsError> {
         let path = dir.join(FILE);
         let owner = fs::metadata(dir).map(|found| found.uid()).map_err(Problem::Read);
@@ -107,7 +107,7 @@ impl OwnerSettings {
         found.map_err(|problem| SettingsError { path, problem })
     }
 
-    /// The same, if the file is this user's.
+    /// Like [`Self::of`], if the file belongs to this user.
     ///
     /// # Errors
     /// [`SettingsError`]
@@ -144,14 +144,14 @@ fn bounded(file: &File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Whether a session's directory has an owner who decides: it has the name that an owner gives, or the owner's file.
-/// So a session whose file, or whose whole directory, is gone still has one, and its limits are not known.
+/// Whether a session's directory has an owner: it has an owner's name for sessions, or the owner's file. So a session
+/// whose file, or whole directory, is gone still has one, and its limits are unknown.
 #[must_use]
 pub fn has_owner(dir: &Path) -> bool {
     directory::is_named_by_owner(dir) || fs::symlink_metadata(dir.join(FILE)).is_ok()
 }
 
-/// The session whose limiter a value of `LD_PRELOAD` names.
+/// The session whose limiter is named in a value of `LD_PRELOAD`.
 #[must_use]
 pub fn preloaded_session(value: &OsStr) -> Option<&Path> {
     let entries = value.as_bytes().split(|byte| b": ".contains(byte));
@@ -243,7 +243,7 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::test_runner::Config { cases: 300, failure_persistence: None, ..Default::default() })]
 
-        /// Whatever the file holds is settings or an error.
+        /// Any contents are either settings or an error.
         #[test]
         fn any_bytes_are_settings_or_an_error(
             at in 0_usize..200, byte: u8, cut in 0_usize..200, noise: Vec<u8>

@@ -1,5 +1,5 @@
-//! The signals that a process was started with blocked or ignored. A command that runs a program
-//! needs some of them for itself, and gives the program what it would have had without the command.
+//! The signals that a process inherited blocked or ignored. A command that runs a program uses some of them itself, and
+//! restores the inherited state for the program.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What the calling thread blocks and the process ignores.
+/// The calling thread's blocked signals and the process's ignored ones.
 #[derive(Clone)]
 pub struct Inherited {
     blocked: libc::sigset_t,
@@ -17,7 +17,7 @@ pub struct Inherited {
 const LAST: i32 = 64;
 
 impl Inherited {
-    /// Reads it. To be called before handlers are set.
+    /// Reads the state. Must be called before handlers are set.
     #[must_use]
     pub fn read() -> Self {
         let mut blocked = MaybeUninit::uninit();
@@ -27,7 +27,7 @@ impl Inherited {
             libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), blocked.as_mut_ptr());
             blocked.assume_init()
         };
-        // The runtime has set SIGPIPE before `main`, and sets it back for programs.
+        // The Rust runtime sets SIGPIPE before `main`, and restores it for child programs.
         let ignored =
             (1..=LAST).filter(|&signal| signal != libc::SIGPIPE && is_ignored(signal)).collect();
         Self { blocked, ignored }
@@ -39,7 +39,7 @@ impl Inherited {
         self.ignored.contains(&signal)
     }
 
-    /// Blocks and ignores the same in the program that `command` starts.
+    /// Restores the state in the program that `command` starts.
     pub fn give_to(&self, command: &mut Command) {
         let Self { blocked, ignored } = self.clone();
         let set = move || {
@@ -62,10 +62,10 @@ impl Inherited {
     }
 }
 
-/// Lets signals through in the calling thread. For those that have a handler.
+/// Unblocks signals in the calling thread, for signals that have a handler.
 ///
 /// # Errors
-/// Those of the system.
+/// The system's errors.
 pub fn unblock(signals: impl IntoIterator<Item = i32>) -> io::Result<()> {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the set is initialised first; a number that is no signal changes nothing.

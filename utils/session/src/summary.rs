@@ -1,4 +1,4 @@
-//! What a session has and uses, on all of its devices.
+//! A summary of a session on all its devices.
 
 use crate::directory::Found;
 use crate::{PageError, Summary};
@@ -6,17 +6,17 @@ use limits::GpuId;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A session at a moment.
+/// A session at one moment.
 #[derive(Debug)]
 pub struct SessionSummary {
-    /// The devices that it has used, and what it has there.
+    /// The used devices, with the session's summary on each.
     pub devices: Vec<(GpuId, Summary)>,
-    /// Pages that are not valid, and why.
+    /// Invalid pages, with the reasons.
     pub damaged: Vec<(PathBuf, PageError)>,
 }
 
 impl SessionSummary {
-    /// Reads a session's pages. Those that were removed since it was found are left out.
+    /// Reads a session's pages. Pages removed since the session was found are left out.
     #[must_use]
     pub fn of(session: &Found) -> Self {
         let mut summary = Self { devices: Vec::new(), damaged: Vec::new() };
@@ -30,7 +30,7 @@ impl SessionSummary {
         summary
     }
 
-    /// Whether it has a living process.
+    /// Whether the session has a living process.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.devices.iter().any(|(_, device)| !device.processes.is_empty())

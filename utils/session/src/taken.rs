@@ -1,8 +1,8 @@
-//! Which processes of a session have taken a change of its limits.
+//! Which processes of a session have taken a change of its limits. `sluice limit` waits for them.
 //!
-//! A page has a word for each 32 of its slots: the number of a change, and a bit for each process that has taken it.
-//! Whoever takes a later change begins the word anew. So the one who changes the limits has nothing to clear, and a
-//! process that is late changes nothing.
+//! A page has one word per 32 slots: the number of a change, and a bit for each process that has taken it. The first
+//! process that takes a later change resets the word. So a change of the limits clears nothing, and a late process does
+//! no harm.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -12,11 +12,11 @@ use crate::layout::{MemoryKind, PageLayout};
 use crate::{Page, PageError, ProcessSummary};
 use limits::Limits;
 
-/// How often the words are looked at.
+/// Interval of the polls.
 const STEP: Duration = Duration::from_millis(1);
 
 impl PageLayout {
-    /// The process in a slot goes by the limits that are those of this change, or of a later one.
+    /// Records that the process in a slot applies the limits of this change.
     pub fn take_change(&self, slot: usize, change: u32) {
         let Some((word, bit)) = self.taken_word(slot) else { return };
         let taken = |word: u64| {
@@ -49,7 +49,7 @@ const fn parts(word: u64) -> (u32, u64) {
     ((word >> 32) as u32, word & 0xffff_ffff)
 }
 
-/// Numbers begin again at zero.
+/// Whether a change is later; the numbers wrap.
 const fn is_later(change: u32, than: u32) -> bool {
     change.wrapping_sub(than).cast_signed() > 0
 }
@@ -59,14 +59,14 @@ const fn is_later(change: u32, than: u32) -> bool {
 pub struct Changed {
     page: Page,
     change: u32,
-    /// Who is to take the change.
+    /// The processes that should take the change.
     expected: Vec<ProcessSummary>,
 }
 
 impl Changed {
-    /// Changes the limits of a page. Those processes are to take it that compute on the device: who has a context there,
-    /// or has taken the change before. A process that only has the page, as each one of a job on several devices has
-    /// those of all, follows nothing there.
+    /// Changes the limits of a page. Processes that compute on the device should take the change: those with a context
+    /// there, or that have taken the previous change. A process that only has the page, as each process of a
+    /// multi-device job has those of all devices, does not follow its limits.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -87,11 +87,11 @@ impl Changed {
         &self.page
     }
 
-    /// Who has taken the change, of those who were to, and others who did.
+    /// The expected processes and others that have taken the change.
     fn took(&self) -> Result<Vec<Took>, PageError> {
         let layout = self.page.look()?;
         let mut took = Vec::new();
-        // Without those that have ended meanwhile.
+        // Without processes that have ended meanwhile.
         for process in self.page.summary()?.processes {
             let taken = layout.has_taken(process.slot, self.change);
             let is_it = |expected: &ProcessSummary| {
@@ -114,8 +114,8 @@ pub struct Took {
     pub taken: bool,
 }
 
-/// Waits until each process that computes on a device has taken the change there, until a given time. Returns who has,
-/// for each page. A process that is stopped or of an earlier build does not say so.
+/// Waits until each process that computes on a device has taken the change there, or until a given time. Returns the
+/// processes per page. A process that is stopped, or of an earlier build, does not report.
 ///
 /// # Errors
 /// [`PageError::Damaged`]
@@ -161,7 +161,7 @@ mod tests {
         let second = page.change_limits(&Limits::NONE).unwrap();
         assert!(!layout.has_taken(40, second));
         layout.take_change(41, second);
-        // Of the same word; it was about to say so before the second change.
+        // A process of the same word that was about to report before the second change.
         layout.take_change(42, first);
         assert!(
             layout.has_taken(41, second)
@@ -193,9 +193,9 @@ mod tests {
             took[0].iter().map(|took| (took.process.slot, took.taken)).collect::<Vec<_>>()
         };
         let slot = member.slot();
-        // It has the page and nothing else. Waiting for it would take an hour.
+        // It only has the page. Waiting for it would take an hour.
         assert_eq!(change(Duration::from_secs(3600)), []);
-        // It follows, and is late now.
+        // It follows the limits, and is late now.
         let layout = member.look().unwrap();
         layout.take_change(slot, layout.limit_changes.load(Relaxed));
         assert_eq!(change(Duration::ZERO), [(slot, false)]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a word holds, a process that takes a change has taken it, unless a later one is known.
+        /// Whatever a word contains, a process that takes a change has taken it, unless a later one is known.
         #[test]
         fn any_word_takes_a_change(word: u64, slot in 0usize..4096, change: u32) {
             let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,10 @@
-//! Devices that a session uses together: work on one of them waits for work on the others, as collective
-//! kernels do. They are held together: one account, in a page of its own, grants the time of all of them,
-//! and each device of each process has a slot there.
+//! Devices that a session uses together: work on one of them waits for work on the others, as in collective kernels.
+//! They are held together: one account, in a page of its own, grants time on all of them, and each device of each
+//! process has a slot there.
 //!
-//! A lease of one device may end before its program has launched what another device is waiting for
-//! already. So collectives are counted. A device that has launched fewer of them than another one, since none of
-//! the devices was held last, is behind and may launch that many more. Where streams wait for the gate, a launch says
-//! nothing yet: there it counts once the device has begun it.
+//! A device's lease may end before its program has launched what another device already waits for. So collectives are
+//! counted. A device that has launched fewer of them than another one, since none of the devices was last held, is
+//! behind and may launch the difference. With stream gates, a launch does not count until the device has begun it.
 
 use crate::layout::{PageLayout, TogetherDevice};
 use crate::{Membership, Page, PageError, clock};
@@ -13,12 +12,12 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use limits::{GpuId, Limits};
 use std::path::Path;
 
-/// For how long a device that was used together with others is taken to be so.
+/// For how long (ns) a device counts as used together with others.
 pub const LASTS_NS: u64 = 10_000_000_000;
-/// The same for one of which that is only presumed.
+/// Like [`LASTS_NS`], for a device of which that is only presumed.
 const PRESUMED_NS: u64 = 1_000_000_000;
-/// Where streams wait for the gate, a batch has so many collectives at most, and the last of one is the same for all
-/// devices. So those that are behind can begin as many as others have, and no more.
+/// With stream gates, a batch has at most this many collectives, and ends with the same one on all devices. So devices
+/// that are behind can begin exactly as many as others have.
 pub const COLLECTIVES_OF_BATCH: u64 = 8;
 
 impl TogetherDevice {
@@ -29,12 +28,12 @@ impl TogetherDevice {
             .is_some_and(|left| (1..=LASTS_NS + clock::AHEAD_NS).contains(&left))
     }
 
-    /// Collectives since none of the devices was held last.
+    /// Collectives since none of the devices was last held.
     fn launched(&self) -> u64 {
         self.collectives.load(Acquire).wrapping_sub(self.collectives_before.load(Relaxed))
     }
 
-    /// Which of its batch the collective is that comes so many after those that have begun.
+    /// The position in its batch of the collective that comes `ahead` after those that have begun.
     fn place_in_batch(&self, ahead: u64) -> u64 {
         let number = self.collectives.load(Acquire).wrapping_add(ahead);
         number.wrapping_sub(self.batches_from.load(Relaxed).into()) % COLLECTIVES_OF_BATCH
@@ -42,7 +41,7 @@ impl TogetherDevice {
 }
 
 impl PageLayout {
-    /// Whether it is the page of devices that are used together.
+    /// Whether this is the page of devices used together.
     pub(crate) fn is_of_several(&self) -> bool {
         self.devices[0].until_ns.load(Relaxed) != 0
     }
@@ -52,9 +51,9 @@ impl PageLayout {
         self.devices.iter().filter(move |device| device.counts_at(now_ns))
     }
 
-    /// None of the devices is held. Where all that was launched is done, each has begun as many collectives as the others.
-    /// So if one has launched more of them since that was last so, then not every collective is one of all devices, and the
-    /// numbers do not tell who waits for whom.
+    /// Starts the counts anew while none of the devices is held. When all launched work is done, each device has begun
+    /// as many collectives as the others. So if one has launched more since that was last so, not every collective
+    /// involves all devices, and the counts do not tell which device waits for which.
     pub(crate) fn count_anew(&self, now_ns: u64) {
         let mut all = self.together_at(now_ns);
         let Some(first) = all.next() else { return };
@@ -66,12 +65,12 @@ impl PageLayout {
             differ |= device.launched() != first.launched();
             apart |= device.place_in_batch(0) != first.place_in_batch(0);
         }
-        // One alone may have begun what another has yet to say.
+        // A single device may have begun collectives that another one has yet to report.
         if alone || left != 0 {
             return;
         }
         self.numbers_differ.store(u64::from(differ), Relaxed);
-        // Where each began to count may differ. What they have begun now is the same.
+        // The counts may have started differently; the collectives begun until now are the same.
         apart &= !differ;
         for device in &self.devices {
             let begun = device.collectives.load(Acquire);
@@ -83,14 +82,14 @@ impl PageLayout {
     }
 }
 
-/// A device's part in what a session uses together, in one process.
+/// A device's entry in the page of devices used together, for one process.
 #[derive(Debug)]
 pub struct Together {
     place: usize,
 }
 
 impl Together {
-    /// Takes the device's place in the page of all.
+    /// Takes the device's entry.
     ///
     /// # Errors
     /// As [`Page::open`]; [`PageError::Full`] if there are too many devices.
@@ -126,8 +125,8 @@ impl Together {
         Page::has_of_all(dir)
     }
 
-    /// Other devices of the session are used together, and this one may be one of them: its program may wait for its
-    /// turn before it could launch its first collective. Taken to be so for a while. Returns whether it is.
+    /// Presumes for a while that this device is used together with the session's other ones: its program may be waiting
+    /// for its turn before it could launch its first collective. Returns whether other devices are used together.
     #[must_use]
     pub fn may_be_used(&self, page: &PageLayout, share_ppm: u32) -> bool {
         let (now, own) = (clock::now_ns(), &page.devices[self.place]);
@@ -139,35 +138,35 @@ impl Together {
         others
     }
 
-    /// The device is used together with others; its share, in millionths.
+    /// Records that the device is used together with others; `share_ppm`: its share, in millionths.
     pub fn is_used(&self, page: &PageLayout, share_ppm: u32) {
         let (now, own) = (clock::now_ns(), &page.devices[self.place]);
         own.share_ppm.store(share_ppm, Relaxed);
         own.until_ns.store(now.saturating_add(LASTS_NS), Release);
     }
 
-    /// Whether the device is used together with another one.
+    /// Whether the device is used together with another one now.
     #[must_use]
     pub fn holds(&self, page: &PageLayout) -> bool {
         let now = clock::now_ns();
         page.devices[self.place].counts_at(now) && page.together_at(now).nth(1).is_some()
     }
 
-    /// The device does so many more collectives without waiting for a gate. Fewer than none: a launch has failed.
+    /// Counts `more` collectives that need no gate any more; negative if a launch has failed.
     pub fn collectives_begin(&self, page: &PageLayout, more: i64) {
         page.devices[self.place].collectives.fetch_add(more.cast_unsigned(), AcqRel);
     }
 
-    /// Whether a batch ends with the collective that comes so many after those that have begun. Where the numbers do not
-    /// tell, each has one.
+    /// Whether a batch ends with the collective that comes `ahead` after those that have begun. True if the counts are
+    /// unreliable.
     #[must_use]
     pub fn ends_batch(&self, page: &PageLayout, ahead: u64) -> bool {
         !self.numbers_tell(page) || page.devices[self.place].place_in_batch(ahead) == 0
     }
 
-    /// A lease of the device ends. `stuck`: a collective that it has begun stands still, and waits for another device. If
-    /// the numbers say that each has begun as many, they are wrong: limits that begin or end while a program runs leave
-    /// some uncounted.
+    /// Records the end of a lease of the device. `stuck`: a collective that it has begun waits for another device. If
+    /// the counts then say that all devices have begun as many, they are wrong: limits that begin or end while a
+    /// program runs leave some uncounted.
     pub fn ends(&self, page: &PageLayout, stuck: bool) {
         page.devices[self.place].left.store(stuck.into(), Relaxed);
         if stuck && !self.is_ahead(page) {
@@ -175,17 +174,17 @@ impl Together {
         }
     }
 
-    /// Until some moment more of them may begin in the device's streams.
+    /// Records until when more collectives may begin in the device's streams.
     pub fn is_open(&self, page: &PageLayout, until_ns: u64) {
         page.devices[self.place].open_until_ns.store(until_ns, Release);
     }
 
-    /// No more begin in its streams, and all that have are told.
+    /// Records that no more collectives begin in its streams, and all that have begun are counted.
     pub fn is_closed(&self, page: &PageLayout) {
         self.is_open(page, 0);
     }
 
-    /// Whether more may begin in the streams of another device. What is asked after that counts what has.
+    /// Whether more collectives may begin in another device's streams. Counts read afterwards include those that have.
     #[must_use]
     pub fn others_are_open(&self, page: &PageLayout) -> bool {
         let (now, own) = (clock::now_ns(), &page.devices[self.place]);
@@ -193,7 +192,7 @@ impl Together {
         page.together_at(now).any(|device| !core::ptr::eq(device, own) && is_open(device))
     }
 
-    /// Whether the numbers of collectives tell who waits for whom.
+    /// Whether the counts of collectives tell which device waits for which.
     #[must_use]
     pub fn numbers_tell(&self, page: &PageLayout) -> bool {
         page.numbers_differ.load(Relaxed) == 0
@@ -206,7 +205,7 @@ impl Together {
             return false;
         }
         let own = page.devices[self.place].launched();
-        // What another build or a damaged page says is no reason to go on for ever: callers bound it.
+        // Another build or a damaged page could say this for ever; callers bound it.
         page.together_at(clock::now_ns()).any(|device| device.launched() > own)
     }
 
@@ -220,8 +219,8 @@ impl Together {
         page.together_at(clock::now_ns()).any(|device| device.launched() < own)
     }
 
-    /// Work on the device stands still, and may wait for what another one is to launch: until then those may
-    /// that are behind, or all, where the numbers do not tell. Returns the call.
+    /// Records until when work on this device may wait for another device's launches: by those that are behind, or by
+    /// all if the counts are unreliable. Returns the call.
     pub fn call_others(&self, page: &PageLayout, until_ns: u64) -> u64 {
         let all = u64::from(!self.is_ahead(page));
         let call = until_ns & !1 | all;
@@ -229,12 +228,12 @@ impl Together {
         call
     }
 
-    /// The work that stood still is done. Another device may have called since.
+    /// Ends a call after its work is done, unless another device has called since.
     pub fn call_is_over(page: &PageLayout, call: u64) {
         let _ = page.called_until_ns.compare_exchange(call, 0, AcqRel, Relaxed);
     }
 
-    /// Whether work on another device stands still, and may wait for what this one's program launches.
+    /// Whether work on another device may wait for launches of this one's program.
     #[must_use]
     pub fn is_called(&self, page: &PageLayout, now_ns: u64) -> bool {
         let until = clock::at_most(page.called_until_ns.load(Acquire), now_ns);
@@ -242,7 +241,7 @@ impl Together {
     }
 }
 
-/// The identity as two words.
+/// The UUID as two words.
 fn words(device: GpuId) -> [u64; 2] {
     let bits = u128::from_be_bytes(device.bytes());
     [(bits >> 64) as u64, bits as u64]

@@ -1,16 +1,16 @@
-//! Users whom this process's user namespace does not know.
+//! Users unknown in this process's user namespace.
 
 use std::fs;
 
-/// What the kernel calls each of them (user_namespaces(7)). A user of the namespace may have the number, too.
+/// The kernel's number for each of them (user_namespaces(7)). A user of the namespace may have the same number.
 const NOT_KNOWN: u32 = 65_534;
 
-/// Whether what belongs to this user may be root's outside of this process's user namespace.
+/// Whether this user may be root outside of this process's user namespace.
 pub(crate) fn may_be_outer_root(uid: u32) -> bool {
     uid == NOT_KNOWN && fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !has_all(&map))
 }
 
-/// Whether a user namespace has all users: the first one has.
+/// Whether a user namespace maps all users, as the initial one does.
 fn has_all(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }

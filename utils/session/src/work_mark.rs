@@ -1,8 +1,8 @@
-//! What a process says of its work on the device, for whoever finds it dead.
+//! A process's record of its work on the device, for the processes that find it dead.
 //!
-//! It is one word in the process's slot, written without the ledger's lock: until when the device may be working for
-//! the process, and how many launches of unknown duration are not known to be done. A process writes the second
-//! before such a launch reaches the driver, and the first each time that it looks at its own work.
+//! One word in the process's slot, written without the ledger's lock: until when the device may be working for the
+//! process, and the number of launches of unknown duration that may still run. A process writes the latter before such
+//! a launch reaches the driver, and the former each time it checks its own work.
 
 use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -12,25 +12,24 @@ const TIME_BITS: u32 = 48;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 const MOST_UNKNOWN: u64 = u64::MAX >> TIME_BITS;
 
-/// What a slot said at some moment.
+/// A slot's record at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkMark(u64);
 
 impl WorkMark {
-    /// Whether the process has said anything at all: one of an older build does not.
+    /// Whether the process has recorded anything; older builds do not.
     #[must_use]
     pub const fn is_said(self) -> bool {
         self.0 != 0
     }
 
-    /// Until when the device may be working for the process, by what is known, in nanoseconds on
-    /// `CLOCK_MONOTONIC`.
+    /// Until when the device may be working for the process, as far as known, in nanoseconds on `CLOCK_MONOTONIC`.
     #[must_use]
     pub const fn until_ns(self) -> u64 {
         (self.0 & TIME) * 1000
     }
 
-    /// Whether there is work of unknown duration.
+    /// Whether work of unknown duration may be running.
     #[must_use]
     pub const fn has_unknown(self) -> bool {
         self.unknown() > 0
@@ -47,13 +46,13 @@ impl WorkMark {
 }
 
 impl MemberSlot {
-    /// What the slot says now.
+    /// The slot's present record.
     #[must_use]
     pub fn work(&self) -> WorkMark {
         WorkMark(self.work_mark.load(Acquire))
     }
 
-    /// Something of unknown duration is about to be launched.
+    /// Counts a launch of unknown duration that is about to be made.
     pub fn unknown_work_begins(&self) {
         self.change_work(|mark| {
             let unknown = (mark.unknown() + 1).min(MOST_UNKNOWN);
@@ -61,8 +60,8 @@ impl MemberSlot {
         });
     }
 
-    /// The process has looked at its work after the slot said `seen`. The device may be working for it until
-    /// `until_ns`. `unknown`: some of the work may be of unknown duration.
+    /// Records that the process has checked its work after reading `seen`. The device may be working for it until
+    /// `until_ns`. `unknown`: some of the work may still be of unknown duration.
     pub fn work_was_seen(&self, seen: WorkMark, until_ns: u64, unknown: bool) {
         self.change_work(|mark| {
             let known = if unknown { 0 } else { seen.unknown() };

@@ -1,4 +1,4 @@
-//! Copies that stay beside the sessions, of files that other users cannot reach where they are.
+//! Copies of files that other users cannot reach, kept beside the sessions.
 
 use super::{DirectoryError, place};
 use crate::folder::{Folder, FolderError};
@@ -11,10 +11,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where copies are if nothing beside the sessions may be executed, as in most containers.
+/// The folder of the copies if the sessions' file system is mounted noexec, as in most containers.
 const ELSEWHERE: &str = "/run/sluice-library";
 
-/// A copy of `source`, called `name`, in a folder for this source alone. Whoever knows its path may read and load it.
+/// A copy of `source` named `name`, in a folder for this source alone. Everyone who knows its path may read and load
+/// it.
 pub(super) fn lasting(
     base: &Folder,
     source: &Path,
@@ -44,7 +45,7 @@ fn copy(base: &Folder, source: &Path, name: &OsStr) -> Result<PathBuf, Directory
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);
     let folder = format!("copy-{:016x}", hasher.finish());
-    // It may have been made before.
+    // The folder may exist.
     let _ = base.make(folder.as_ref(), place::mode(base.uid()));
     let folder = base.child(folder.as_ref())?;
     let path = folder.path().join(name);
@@ -60,11 +61,11 @@ fn copy(base: &Folder, source: &Path, name: &OsStr) -> Result<PathBuf, Directory
     Ok(path)
 }
 
-/// Puts a copy of `source` in place. Programs that have loaded the one before keep it.
+/// Replaces the copy by one of `source`. Programs that have loaded the previous one keep it.
 fn replace(folder: &Folder, source: File, wanted: &Metadata, name: &OsStr) -> io::Result<()> {
     const DRAFT: &str = "draft";
     const MODE: u32 = 0o755;
-    // Who lets a file grow beyond this limit gets a signal that ends the process.
+    // Exceeding this limit raises a signal that ends the process.
     if getrlimit(Resource::Fsize).current.is_some_and(|most| most < wanted.len()) {
         return Err(Errno::FBIG.into());
     }

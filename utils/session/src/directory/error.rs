@@ -1,15 +1,15 @@
-//! What can be wrong with a session's directory.
+//! Errors of session directories.
 
 use crate::folder::FolderError;
 use std::path::PathBuf;
 
-/// Why a session's directory cannot be used.
+/// The reason why a session's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The system refused, or another user has a say in what is there.
+    /// The system refused, or another user could interfere.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// The variable that names this process's session does not name a directory.
+    /// The variable for this process's session does not name a session directory.
     #[error(
         "{variable}: {}: {reason}; expected the directory that `sluice run` made", path.display()
     )]
@@ -18,7 +18,7 @@ pub enum DirectoryError {
         variable: &'static str,
         /// The path in the variable.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Sessions that no command made: processes with the same limits share one.
+//! Implicit sessions: without a command, processes with the same limits share a session.
 
 use super::{DirectoryError, leftovers, own_user, place, used};
 use crate::folder::Folder;
@@ -8,25 +8,25 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// How their names begin.
+/// Prefix of their names.
 const PREFIX: &str = "env-";
 
-/// The directory of a session that no command made.
+/// The directory of an implicit session.
 #[derive(Debug)]
 pub struct Implicit {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Why it is not in the usual place.
+    /// Why it is not in the usual place, if so.
     pub elsewhere: Option<String>,
 }
 
-/// The session directory of all processes of this user and pid namespace (container) that use the
-/// same `key`. Makes it if need be, and then removes sessions that have been unused for long.
+/// The session directory of all processes of this user and pid namespace (container) that use the same `key`. Creates
+/// it if needed, and then removes sessions that have been unused for long.
 ///
 /// # Errors
 /// [`DirectoryError`]
 pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
-    /// Its name can be guessed.
+    /// The mode; the name can be guessed.
     const FOR_ONE_USER: u32 = 0o700;
     const TRIES: u32 = 3;
     let place = place::own(own_user())?;
@@ -36,7 +36,7 @@ pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
         let folder = match place.folder.child(name) {
             Err(error) if error.is_absent() => {
                 leftovers::remove(&place.folder);
-                // Another process may make it at the same time.
+                // Another process may create it at the same time.
                 let _ = place.folder.make(name, FOR_ONE_USER);
                 place.folder.child(name)?
             }
@@ -46,7 +46,7 @@ pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
         Ok(folder)
     };
     let mut folder = open()?;
-    // One that is just being removed is made anew.
+    // Retry if it is being removed.
     for _ in 0..TRIES {
         if used::make_and_hold(&folder) {
             break;
@@ -56,7 +56,7 @@ pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
     Ok(Implicit { path: folder.path().to_owned(), elsewhere: place.elsewhere })
 }
 
-/// Whether a folder has the name of such a session.
+/// Whether a folder has the name of an implicit session.
 pub(super) fn is_name(name: &OsStr) -> bool {
     let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
     digits.is_some_and(|digits| {

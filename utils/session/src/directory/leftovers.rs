@@ -1,4 +1,4 @@
-//! Removes what dead owners left behind.
+//! Removes the directories of sessions whose owners are dead, and of unused implicit sessions.
 
 use super::{DirectoryError, ROOT, implicit, own_user, owner, place, shown_name, used};
 use crate::Page;
@@ -8,12 +8,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How deep the folders in a session's directory are: the simulated driver's, and the sessions of a
-/// demo with theirs.
+/// Depth of the folders in a session's directory: those of the simulated driver, and the sessions of a demo with
+/// theirs.
 const DEPTH: usize = 3;
 
-/// Removes the directories of sessions that have no owner and have been unused for long. What
-/// cannot be removed now is tried again at the next call.
+/// Removes the directories of sessions that have no owner and have been unused for long. Failures are retried at the
+/// next call.
 pub(super) fn remove(base: &Folder) {
     let Ok((names, _)) = base.names(usize::MAX) else { return };
     for (name, _) in names {
@@ -21,7 +21,7 @@ pub(super) fn remove(base: &Folder) {
     }
 }
 
-/// Runs `remove` if this is a session without an owner and a process that nobody has begun to use for `age`.
+/// Runs `remove` if this is a session without owner and process, and no process has started to use it for `age`.
 fn if_left(base: &Folder, name: &OsStr, age: Duration, remove: impl FnOnce()) {
     let is_owned = owner::of(Path::new(name)).is_some();
     if !is_owned && !implicit::is_name(name) {
@@ -34,17 +34,17 @@ fn if_left(base: &Folder, name: &OsStr, age: Duration, remove: impl FnOnce()) {
     }
 }
 
-/// What [`prune`] did.
+/// The result of [`prune`].
 #[derive(Debug, Default)]
 pub struct Pruned {
-    /// The names of the sessions that were removed, or would be.
+    /// Names of the removed sessions, or of those that would be removed.
     pub names: Vec<String>,
-    /// The folders of this user's sessions that cannot be read.
+    /// This user's session folders that cannot be read.
     pub problems: Vec<DirectoryError>,
 }
 
-/// Removes this user's sessions without an owner and a process that nobody has begun to use for `age`, unless `keep`
-/// says otherwise of their name. With `only_look` nothing is removed.
+/// Removes this user's sessions without owner and process that no process has started to use for `age`, unless `keep`
+/// returns true for their name. With `only_look`, removes nothing.
 pub fn prune(age: Duration, keep: impl Fn(&str) -> bool, only_look: bool) -> Pruned {
     let uid = own_user();
     let mut pruned = Pruned::default();
@@ -76,8 +76,8 @@ pub fn prune(age: Duration, keep: impl Fn(&str) -> bool, only_look: bool) -> Pru
     pruned
 }
 
-/// Whether no process is in a session that no command made, and none has come for so long. A page that cannot be read
-/// is left for people to look at.
+/// Whether an implicit session has no process, and none has joined for `age`. A session with an unreadable page is kept
+/// for inspection.
 fn is_unused(session: &Folder, age: Duration) -> bool {
     let Ok((names, _)) = session.names(usize::MAX) else { return false };
     let mut pages = names
@@ -91,8 +91,8 @@ fn is_unused(session: &Folder, age: Duration) -> bool {
     session.modified().is_some_and(|time| used::is_since(age, time)) && pages.all(is_free)
 }
 
-/// Removes the directory of a session whose owner ends. If somebody still uses it, it stays,
-/// because its limits are in it. A later session's start removes it.
+/// Removes the directory of a session whose owner ends. A session still in use keeps its directory, which holds its
+/// limits; the start of a later session removes it.
 pub(super) fn remove_own(base: &Folder, name: &OsStr) {
     let Ok(session) = base.child(name) else { return };
     if let Some(_alone) = used::lock_alone(&session) {
@@ -100,19 +100,20 @@ pub(super) fn remove_own(base: &Folder, name: &OsStr) {
     }
 }
 
-/// Removes the directory of a session that nobody uses.
+/// Removes the directory of an unused session.
 pub(super) fn remove_now(base: &Folder, name: &OsStr) {
     base.remove_folder(name, DEPTH);
 }
 
-/// Descriptors that are kept for the removal: the process may have no others left by then.
+/// Descriptors reserved for the removal, because the process may have none left by then.
 #[derive(Debug)]
 pub(super) struct Reserve {
     _kept: Vec<OwnedFd>,
 }
 
 impl Reserve {
-    /// As many as [`remove_own`] opens at a time: the session's directory twice, its lock, and one of its folders twice.
+    /// As many as [`remove_own`] has open at once: the session's directory twice, its lock, and one of its folders
+    /// twice.
     const SIZE: usize = 5;
 
     pub(super) fn take(base: &Folder) -> Result<Self, FolderError> {
@@ -136,9 +137,9 @@ mod tests {
         let folder = Folder::open(dir.path()).unwrap();
         let (now, hour) = (Duration::ZERO, Duration::from_secs(3600));
         assert!(is_unused(&folder, now));
-        // It was made just now.
+        // It was created just now.
         assert!(!is_unused(&folder, hour));
-        // A page that cannot be read stays.
+        // An unreadable page is kept.
         let damaged = dir.path().join(format!("{}.page", page(4)));
         std::fs::write(&damaged, "x").unwrap();
         assert!(!is_unused(&folder, now));
@@ -149,7 +150,7 @@ mod tests {
         assert!(!is_unused(&folder, now));
     }
 
-    /// Whoever makes a session removes those that no command made as well.
+    /// Creating a session also removes unused implicit ones.
     #[test]
     fn sessions_without_a_process_are_removed_when_another_is_made() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();

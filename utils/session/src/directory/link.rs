@@ -1,4 +1,4 @@
-//! Links that stay in the folder of a user's sessions.
+//! Links kept in the folder of a user's sessions.
 
 use super::{DirectoryError, place};
 use crate::folder::{Folder, FolderError};
@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// A link to `target`, called `name`, in a folder for this target alone.
+/// A link to `target` named `name`, in a folder for this target alone.
 pub(super) fn lasting(
     base: &Folder,
     target: &Path,
@@ -17,7 +17,7 @@ pub(super) fn lasting(
     let mut hasher = DefaultHasher::new();
     target.hash(&mut hasher);
     let folder = format!("link-{:016x}", hasher.finish());
-    // It may have been made before.
+    // The folder may exist.
     let _ = base.make(folder.as_ref(), place::mode(base.uid()));
     let folder = base.child(folder.as_ref())?;
     let (dir, path) = (folder.descriptor(), folder.path().join(name));
@@ -26,7 +26,7 @@ pub(super) fn lasting(
             .is_ok_and(|found| found.as_bytes() == target.as_os_str().as_bytes())
     };
     if !is_it() {
-        // Made under another name first: whoever uses the link always finds one.
+        // Created under another name first, so that a link always exists.
         let draft = format!("draft-{}", std::process::id());
         let _ = unlinkat(&dir, &*draft, AtFlags::empty());
         symlinkat(target, &dir, &*draft)

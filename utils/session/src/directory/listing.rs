@@ -1,7 +1,7 @@
-//! Lists the sessions, found by their directories.
+//! Lists sessions by their directories. `sluice` and the daemon call this.
 //!
-//! Root looks into the directories of users who may mean harm. Each is entered by its descriptor,
-//! must belong to the user, and only so many entries of a user are read.
+//! Root reads directories of users who may be hostile. Each directory is entered by its descriptor, must belong to the
+//! user, and only a bounded number of a user's entries is read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,45 +11,45 @@ use crate::folder::{Folder, FolderError};
 use crate::settings::OwnerSettings;
 use crate::{Page, PageError, allocation};
 
-/// How many entries are read of what belongs to one user, and how many of them may be pages.
+/// The most entries to read per user, and the most pages among them.
 const MOST_ENTRIES: usize = 16_384;
 const MOST_PAGES: usize = 1_024;
 
 /// A session's directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
-    /// Whose it is.
+    /// The user to whom it belongs.
     pub uid: u32,
     /// Its name: the path below the directory of the user's sessions, without its secret.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its pages, one for each device that it has used.
+    /// The paths of its pages: one per device that it has used.
     pub pages: Vec<PathBuf>,
-    /// Whether the command that made it still runs.
+    /// Whether the command that created it is still running.
     pub owned: bool,
 }
 
 impl Found {
-    /// The process id of the command that made it.
+    /// The process id of the command that created it.
     #[must_use]
     pub fn owner(&self) -> Option<u32> {
         owner::of(&self.path).map(|owner| owner.pid)
     }
 
-    /// What its owner decided, if it has one and that can be read.
+    /// The owner's settings, if there is an owner and they can be read.
     #[must_use]
     pub fn settings(&self) -> Option<OwnerSettings> {
         OwnerSettings::of_user(&self.path, self.uid).ok()
     }
 
-    /// Whether it is the session of a container's allocation. That is the node's, whoever runs in the container.
+    /// Whether it belongs to a container's allocation, and so to the node, whoever runs in the container.
     #[must_use]
     pub fn is_of_allocation(&self) -> bool {
         self.uid == 0 && self.path.ends_with(allocation::SESSION.trim_start_matches('/'))
     }
 
-    /// Opens one of its pages, if it is still this user's.
+    /// Opens one of its pages, if it still belongs to this user.
     ///
     /// # Errors
     /// As for [`Page::open_existing`].
@@ -58,19 +58,19 @@ impl Found {
     }
 }
 
-/// The sessions that were found.
+/// The result of a search for sessions.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// In the order of their users and names.
+    /// The sessions, ordered by user and name.
     pub sessions: Vec<Found>,
-    /// What was not looked into, and why.
+    /// Messages about directories that were skipped.
     pub left_out: Vec<String>,
 }
 
-/// The sessions of this user; of every user for root.
+/// The sessions of this user, or of every user for root.
 ///
 /// # Errors
-/// [`DirectoryError`] when a directory that belongs to this user cannot be read.
+/// [`DirectoryError`] if a directory of this user cannot be read.
 pub fn list() -> Result<Listing, DirectoryError> {
     let user = own_user();
     let mut listing = list_in(Path::new(ROOT), (user != 0).then_some(user))?;
@@ -87,7 +87,7 @@ pub fn list() -> Result<Listing, DirectoryError> {
     Ok(listing)
 }
 
-/// The sessions below `root`, of one user or of all.
+/// The sessions below `root`, of one user or of all users.
 ///
 /// # Errors
 /// As [`list`].
@@ -112,13 +112,13 @@ pub fn list_in(root: &Path, only: Option<u32>) -> Result<Listing, DirectoryError
     Ok(listing)
 }
 
-/// The sessions of a user where a process sees them, which may be in a container of its own. `uid` is the user as this
-/// process knows it: in a user namespace it may be called otherwise.
+/// The sessions of a user as seen by a process, which may be in a container. `uid` is the user as this process knows
+/// it; in a user namespace the number may differ.
 ///
-/// Whether the process still runs is to be asked afterwards: its id may be another one's by now.
+/// Afterwards, check whether the process still runs: its id may have been reused.
 ///
 /// # Errors
-/// [`DirectoryError`] when the process's folders cannot be looked at.
+/// [`DirectoryError`] if the process's folders cannot be examined.
 pub fn list_of_process(pid: u32, uid: u32) -> Result<Listing, DirectoryError> {
     let root = PathBuf::from(format!("/proc/{pid}/root"));
     let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
@@ -149,7 +149,7 @@ pub fn list_of_process(pid: u32, uid: u32) -> Result<Listing, DirectoryError> {
     Ok(listing)
 }
 
-/// What may still be read of one user.
+/// The remaining entries and pages to read of one user.
 struct Rest {
     entries: usize,
     pages: usize,
@@ -180,7 +180,7 @@ impl Listing {
 
     fn add_place(&mut self, path: &Path, uid: u32) -> Result<(), DirectoryError> {
         let base = match Folder::open(path) {
-            // Anyone can make one there. One that bears another user's number is ignored.
+            // Anyone can create such a folder. One that belongs to another user is ignored.
             Ok(base) if base.uid() == uid => base,
             _ => return Ok(()),
         };
@@ -198,8 +198,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds the sessions in `folder`, and those inside of them: those of a demo. `false`: there are
-    /// too many.
+    /// Adds the sessions in `folder`, and their inner sessions (of a demo). `false`: there are too many.
     fn add_below(
         &mut self,
         base: &Folder,
@@ -232,7 +231,7 @@ impl Listing {
             if !kind.is_dir() && kind != rustix::fs::FileType::Unknown {
                 continue;
             }
-            // It may be gone, or be no directory any more.
+            // It may be gone, or no longer a directory.
             let Ok(inner) = folder.child(&name) else { continue };
             match self.add_below(base, &inner, uid, deeper, rest) {
                 Ok(all) => whole &= all,

@@ -1,13 +1,12 @@
-//! The directories of sessions: `/dev/shm/sluice-UID/NAME/`, for root `/dev/shm/sluice-root/NAME/`, each with one page for every device
-//! that the session has used. All of them belong to the user, and nobody else can enter them, but
-//! for root's: see [`OwnedSession`]. Where another user has taken the name, there are [others](place).
+//! The directories of sessions: `/dev/shm/sluice-UID/NAME/`, for root `/dev/shm/sluice-root/NAME/`. Each holds one page
+//! per device that the session has used. They belong to the user, and other users cannot enter them, except root's: see
+//! [`OwnedSession`]. If another user has taken the name, [other places](place) are used.
 //!
-//! * [`OwnedSession`], `PID-START-RANDOM.SECRET`: made by a command, which removes it when it ends.
-//!   The owner holds a lock on the file `owner` in the directory. The kernel drops the lock when the
-//!   owner ends, in any pid namespace. Who uses the session holds one on the file [`used`]. A
-//!   session's directory may be inside another one's. Programs that root starts may become other
-//!   users: root's directories can be entered by those who know the name, and 128 bits of it cannot
-//!   be guessed.
+//! * [`OwnedSession`], `PID-START-RANDOM.SECRET`: created by a command, which removes it when it ends. The owner holds
+//!   a lock on the file `owner` in the directory, which the kernel drops when the owner ends, in any pid namespace.
+//!   Processes of the session hold a lock on the file [`used`]. A session's directory may be inside another one's.
+//!   Programs that root starts may become other users, so root's directories can be entered by those who know the name,
+//!   and 128 bits of it cannot be guessed.
 //! * [`implicit`], `env-HASH`: shared by all processes with the same limits.
 
 mod copy;
@@ -37,7 +36,7 @@ use std::path::{Path, PathBuf};
 /// The parent directory of all users' sessions.
 pub const ROOT: &str = "/dev/shm";
 
-/// The prefix of the name of a user's directory.
+/// Prefix of the name of a user's directory.
 const PREFIX: &str = "sluice-";
 
 /// The usual place of a user's sessions.
@@ -46,17 +45,16 @@ pub fn base(uid: u32) -> PathBuf {
     place::all(Path::new(ROOT), uid).next().unwrap_or_else(|| PathBuf::from(ROOT))
 }
 
-/// The user that this process makes and finds sessions as.
+/// The user as which this process creates and finds sessions.
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The session that this process was started as a part of: the limiter that is preloaded is the session's, or a
-/// variable names it.
+/// The session in which this process was started: that of the preloaded limiter, or of the variable.
 ///
 /// # Errors
-/// [`DirectoryError::NotOne`] if there is no session with an owner: it is gone, or the variable is wrong. Its limits are
-/// not known then.
+/// [`DirectoryError::NotOne`] if that session has no owner: it is gone, or the variable is wrong. Its limits are
+/// unknown then.
 pub fn inside() -> Result<Option<PathBuf>, DirectoryError> {
     const PRELOAD: &str = "LD_PRELOAD";
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
@@ -75,12 +73,12 @@ pub fn inside() -> Result<Option<PathBuf>, DirectoryError> {
     Ok(Some(dir))
 }
 
-/// Whether a directory has a name that an owner gives to its session.
+/// Whether a directory has a name that owners give to their sessions.
 pub(crate) fn is_named_by_owner(path: &Path) -> bool {
     owner::of(path).is_some()
 }
 
-/// Checks the directory of the session that this process was told to join.
+/// Checks the directory of the session that this process is to join.
 ///
 /// # Errors
 /// [`DirectoryError::NotOne`]
@@ -101,8 +99,7 @@ fn open_as(variable: &'static str, path: &Path) -> Result<Folder, DirectoryError
     Ok(folder)
 }
 
-/// Keeps the session that this process was told to join from being removed while the process runs
-/// its program.
+/// Keeps the session that this process is to join from being removed while the process runs its program.
 pub fn hold(path: &Path) {
     if let Ok(folder) = open(path) {
         used::hold(&folder);
@@ -115,7 +112,7 @@ mod tests {
     use place::user;
     use proptest::prelude::*;
 
-    /// A directory that only looks like a user's is nobody's.
+    /// A directory whose name only resembles a user's belongs to nobody.
     #[test]
     fn a_user_has_one_name() {
         for (name, uid) in [("sluice-0", Some(0)), ("sluice-4294967295", Some(u32::MAX))] {

@@ -1,4 +1,4 @@
-//! A session that a command makes for its program.
+//! Sessions that a command creates for its program.
 
 use super::leftovers::{self, Reserve};
 use super::{DirectoryError, own_user, owner, place, used};
@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// A session's directory. It is removed on drop, unless a process of the session still runs.
+/// A session's directory; removed on drop, unless a process of the session is still running.
 #[derive(Debug)]
 pub struct OwnedSession {
     base: Folder,
@@ -20,19 +20,19 @@ pub struct OwnedSession {
     _lock: File,
 }
 
-/// What becomes of a session's directory when its owner ends.
+/// The fate of a session's directory when its owner ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
-    /// It is removed if nobody holds the lock on it.
+    /// Removed if no process holds its lock.
     RemoveIfUnused,
-    /// It stays: there are processes that outlive the owner.
+    /// Kept, because processes outlive the owner.
     Stay,
-    /// It is removed: no process outlives the owner.
+    /// Removed, because no process outlives the owner.
     Remove,
 }
 
 impl OwnedSession {
-    /// Makes a session of the calling user, and removes what dead owners left behind.
+    /// Creates a session of the calling user, and removes the sessions of dead owners.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -42,7 +42,7 @@ impl OwnedSession {
         Self::create_at(place.folder, uid, place.elsewhere)
     }
 
-    /// As [`Self::create`], but below `base`, which must be private to the user `uid`.
+    /// Like [`Self::create`], below `base`, which must be private to the user `uid`.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -85,19 +85,19 @@ impl OwnedSession {
         Ok((folder, lock, used))
     }
 
-    /// The directory.
+    /// The directory's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Why it is not in the usual place, if it is not.
+    /// Why it is not in the usual place, if so.
     #[must_use]
     pub fn elsewhere(&self) -> Option<&str> {
         self.elsewhere.as_deref()
     }
 
-    /// Makes a directory inside it, for whoever may enter it.
+    /// Creates a directory inside, with the same mode.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -106,7 +106,7 @@ impl OwnedSession {
         Ok(inner.path().to_owned())
     }
 
-    /// Makes a session inside it, for processes that stay this user's.
+    /// Creates a session inside, for processes that keep this user.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -115,8 +115,8 @@ impl OwnedSession {
         Ok(inner.path().to_owned())
     }
 
-    /// A link to `target` that outlives the session: one for each target, under the file name
-    /// `name`. For what processes must find although their session is gone.
+    /// A link to `target` that outlives the session: one per target, with the file name `name`. For files that
+    /// processes must find after their session is gone.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -124,14 +124,14 @@ impl OwnedSession {
         super::link::lasting(&self.base, target, OsStr::new(name))
     }
 
-    /// Whether programs of other users may belong to it.
+    /// Whether programs of other users may join the session.
     #[must_use]
     pub const fn is_for_other_users(&self) -> bool {
         self.folder.is_for_those_who_know()
     }
 
-    /// A copy of `source` that outlives the session and that its programs can load, whoever they become: one for each
-    /// source, under the file name `name`.
+    /// A copy of `source` that outlives the session: one per source, with the file name `name`. Its programs can load
+    /// it as any user.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -139,7 +139,7 @@ impl OwnedSession {
         super::copy::lasting(&self.base, source, OsStr::new(name))
     }
 
-    /// Ends it, by one who knows what runs on.
+    /// Ends the session as decided by the caller, who knows which processes continue.
     pub fn end(mut self, how: AtEnd) {
         self.end = how;
     }
@@ -147,7 +147,7 @@ impl OwnedSession {
 
 impl Drop for OwnedSession {
     fn drop(&mut self) {
-        // What is still locked is locked by others.
+        // Any lock that remains is held by others.
         self.used = None;
         self.reserve = None;
         match self.end {

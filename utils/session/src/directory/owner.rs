@@ -1,4 +1,4 @@
-//! The owner of a session's directory, known by the directory's name and by a lock inside it.
+//! The owner of a session's directory, identified by the directory's name and a lock inside it.
 
 use super::DirectoryError;
 use crate::folder::{Folder, FolderError};
@@ -12,11 +12,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::Path;
 
-/// The file that the owner holds a lock on.
+/// The file on which the owner holds a lock.
 pub(super) const LOCK: &str = "owner";
 
-/// A name for a directory that this process owns: `PID-START-RANDOM.SECRET`. The secret keeps those
-/// out who may enter, but not read, the directory above. It is never shown.
+/// A name for a directory that this process owns: `PID-START-RANDOM.SECRET`. The secret, which is never shown, keeps
+/// out those who may enter, but not read, the parent directory.
 pub(super) fn new_name() -> io::Result<String> {
     let ProcessIdentity { pid, start_time } = ProcessIdentity::own();
     let random = RandomState::new().hash_one(pid);
@@ -28,27 +28,27 @@ pub(super) fn new_name() -> io::Result<String> {
     Ok(format!("{pid}-{start_time}-{random:016x}{SECRET}{secret:032x}"))
 }
 
-/// The owner, from a directory's name.
+/// The owner, parsed from a directory's name.
 pub(super) fn of(path: &Path) -> Option<ProcessIdentity> {
     let name = path.file_name()?.to_str()?;
     let mut fields = without_secret(name).unwrap_or(name).split('-');
     let (pid, start_time) = (parse_whole(fields.next()?)?, fields.next()?);
-    // One process has one name: without signs and zeros before a number.
+    // Each process has exactly one name: no signs, no leading zeros.
     let start_time: u64 =
         start_time.parse().ok().filter(|start: &u64| start.to_string() == start_time)?;
     let random = fields.next()?;
     (random.len() == 16 && fields.next().is_none()).then_some(ProcessIdentity { pid, start_time })
 }
 
-/// Takes the lock for the rest of this process's life.
+/// Takes the owner's lock for the rest of this process's life.
 pub(super) fn lock(folder: &Folder) -> Result<File, DirectoryError> {
     let file = folder.make_file(LOCK.as_ref(), 0o600)?;
     file.lock().map_err(FolderError::io("lock", &folder.path().join(LOCK)))?;
     Ok(file)
 }
 
-/// Whether the owner holds its lock. True if the name names no owner, or the lock cannot be looked
-/// at: such a directory is not left over from one.
+/// Whether the owner holds its lock. True if the name names no owner, or the lock cannot be examined: such a directory
+/// is not a dead owner's.
 pub(super) fn lives(folder: &Folder) -> bool {
     if of(folder.path()).is_none() {
         return true;

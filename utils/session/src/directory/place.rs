@@ -1,8 +1,8 @@
 //! The folder of a user's sessions.
 //!
-//! Anyone can make a folder of any name in `/dev/shm`. So there are several names. A process uses
-//! the first folder that its user has already; without one, the first that can be made. No
-//! variable of the environment has a say: all processes of a user find the same.
+//! Anyone can create a folder of any name in `/dev/shm`, so there are several names. A process uses the first folder
+//! that belongs to its user; without one, the first that can be created. The environment has no influence, so all
+//! processes of a user find the same folder.
 
 use super::{DirectoryError, PREFIX, ROOT};
 use crate::folder::{Folder, FolderError};
@@ -10,24 +10,23 @@ use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// How many names with a number follow the plain one. They are looked at only if those before them
-/// are no places of the user.
+/// Number of numbered names after the plain one. They are tried only if the earlier ones do not belong to the user.
 const SPARE: u32 = 63;
 
 /// The folder of a user's sessions.
 pub(super) struct Place {
     pub(super) folder: Folder,
-    /// Why it is not the usual one.
+    /// Why it is not the usual one, if so.
     pub(super) elsewhere: Option<String>,
 }
 
-/// The rights on the folders of a user. Programs that root starts may become another user: they
-/// get through a folder of root's if they know its name.
+/// Mode of a user's folders. Programs that root starts may become another user, who can pass through root's folder if
+/// they know a name inside.
 pub(super) const fn mode(uid: u32) -> u32 {
     if uid == 0 { 0o711 } else { 0o700 }
 }
 
-/// Where the sessions of a user may be, the usual place first.
+/// The possible folders of a user's sessions, the usual one first.
 pub(super) fn all(root: &Path, uid: u32) -> impl Iterator<Item = PathBuf> {
     let plain = format!("{PREFIX}{}", title(uid));
     let spare = (1..=SPARE).map({
@@ -38,15 +37,15 @@ pub(super) fn all(root: &Path, uid: u32) -> impl Iterator<Item = PathBuf> {
     std::iter::once(plain).chain(spare).map(move |name| root.join(name))
 }
 
-/// What stands for a user in the name of a place. Builds before the rights on root's places changed
-/// used `0`, and refuse other rights than theirs.
+/// The user's part of a folder's name. Builds from before the mode of root's folder changed use `0`, and refuse the new
+/// mode.
 fn title(uid: u32) -> String {
     if uid == 0 { ROOTS.to_owned() } else { uid.to_string() }
 }
 
 const ROOTS: &str = "root";
 
-/// The last place, in a folder where no other user can make anything.
+/// The last resort, in a folder where no other user can create anything.
 pub(super) fn last(uid: u32) -> PathBuf {
     match uid {
         0 => Path::new("/run").join(format!("{PREFIX}{ROOTS}")),
@@ -54,7 +53,7 @@ pub(super) fn last(uid: u32) -> PathBuf {
     }
 }
 
-/// The user whose place bears this name.
+/// The user whose folder has this name.
 pub(super) fn user(name: &str) -> Option<u32> {
     let name = name.strip_prefix(PREFIX)?;
     let (of, number) = name.split_once('-').map_or((name, None), |(of, spare)| (of, Some(spare)));
@@ -64,7 +63,7 @@ pub(super) fn user(name: &str) -> Option<u32> {
         .then_some(uid)
 }
 
-/// The place of this user. Makes it if need be.
+/// The folder of this user; created if needed.
 pub(super) fn own(uid: u32) -> Result<Place, DirectoryError> {
     let last = Some(last(uid)).filter(|last| last.parent().is_some_and(Path::is_dir));
     let places: Vec<PathBuf> = all(Path::new(ROOT), uid).chain(last).collect();
@@ -77,7 +76,7 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
     let mut unusable = None;
     for path in places {
         match Folder::open(path) {
-            // Such as a service's /dev/shm that is read-only, while other processes of the user write there.
+            // Such as a service's read-only /dev/shm, while other processes of the user write there.
             Ok(folder) if folder.uid() == uid && folder.is_read_only() => {
                 unusable = unusable.or(Some(FolderError::io("write in", path)(Errno::ROFS)));
             }
@@ -96,7 +95,7 @@ fn choose(places: &[PathBuf], uid: u32) -> Result<Place, DirectoryError> {
             }
             // Another user was faster.
             Err(DirectoryError::Folder(FolderError::Unsafe { .. })) => taken = taken.or(Some(path)),
-            // Such as a container's /dev/shm that is read-only, or is not there.
+            // Such as a container's /dev/shm that is read-only or missing.
             Err(DirectoryError::Folder(error)) if error.is_of_the_place() => {
                 unusable = unusable.or(Some(error));
             }
@@ -129,7 +128,7 @@ fn is_at(folder: Folder, why_not: Option<String>) -> Place {
     Place { folder, elsewhere }
 }
 
-/// Makes a place, or finds the one that another process of the user has just made.
+/// Creates a folder, or opens the one that another process of the user has just created.
 pub(super) fn make(path: &Path, uid: u32) -> Result<Folder, DirectoryError> {
     let (above, name) = path.parent().zip(path.file_name()).unwrap_or((path, path.as_os_str()));
     match Folder::open(above)?.make_closed(name) {
@@ -146,14 +145,14 @@ pub(super) fn make(path: &Path, uid: u32) -> Result<Folder, DirectoryError> {
     made_ready(folder, uid)
 }
 
-/// Whether there is something that is no directory.
+/// Whether the error means that something other than a directory exists there.
 fn is_of_another_kind(error: &io::Error) -> bool {
     [Errno::NOTDIR, Errno::LOOP]
         .iter()
         .any(|kind| error.raw_os_error() == Some(kind.raw_os_error()))
 }
 
-/// Checks a place. One of root's that nobody else could enter is opened to those who know a name.
+/// Checks a folder. Opens root's folder to those who know a name inside, if nobody else could enter it.
 fn made_ready(folder: Folder, uid: u32) -> Result<Folder, DirectoryError> {
     check(&folder, uid, &[0o700, mode(uid)])?;
     Ok(folder.with_mode(mode(uid))?)
@@ -203,7 +202,7 @@ mod tests {
         assert_eq!(first.folder.path(), places[1]);
         let told = first.elsewhere.unwrap();
         assert!(told.contains(&*places[0].to_string_lossy()), "{told}");
-        // The other user gives up the name: all that exists is found where it is.
+        // The other user gives up the name: existing sessions are found where they are.
         fs::remove_file(&places[0]).unwrap();
         let again = choose(&places, uid).unwrap();
         assert_eq!((again.folder.path(), again.elsewhere), (&*places[1], None));

@@ -1,18 +1,17 @@
-//! The operations on one device's block.
+//! The operations on one device's block of a gate page.
 //!
 //! # Memory orders
 //!
-//! `word` is only ever changed by read-modify-write operations, each with acquire and release. So
-//! two of them are ordered, and the later one sees all that came before the earlier one. The
-//! daemon stores `stop` and then clears the bit; the governor sets the bit and then reads `stop`.
-//! If the daemon's operation is the earlier one, the governor reads its `stop`. If it is the later
-//! one, the gate is closed. Therefore the daemon clears the bit whether it is set or not: if it
-//! only looked, both could miss each other.
+//! `word` is only changed by read-modify-write operations, each with acquire and release. So any two of them are
+//! ordered, and the later one sees everything before the earlier one. The daemon stores `stop` and then clears the bit;
+//! the governor sets the bit and then reads `stop`. If the daemon's operation comes first, the governor reads its
+//! `stop`; otherwise the gate is closed. The daemon therefore clears the bit whether or not it is set: if it only
+//! checked, both could miss each other.
 //!
-//! A governor that asks names the word, which no earlier ask has named. The daemon opens by
-//! replacing just that word. So a grant for an ask that was given up does nothing.
+//! A governor that asks for a lease names the present word, which no earlier request has named. The daemon opens the
+//! gate by replacing exactly that word. So a grant for a withdrawn request has no effect.
 //!
-//! The daemon does nothing here in a loop: the other side may change the words all the time.
+//! The daemon never loops here, because the other side may change the words all the time.
 
 use super::layout::{ASK, GateBlock, OPEN};
 use super::protocol::{self, Opening, STOPPING, Step, WITHDRAWING};
@@ -23,22 +22,22 @@ use core::time::Duration;
 use limits::GpuId;
 use rustix::thread::{Timespec, futex};
 
-/// What became of opening a gate.
+/// The result of opening a gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Opened {
-    /// It is open.
+    /// The gate is open.
     Open,
-    /// It is closed: the lease has been ended early.
+    /// The gate is closed, because the lease was ended early.
     Stopped,
 }
 
-/// The governor's side.
+/// The governor's operations.
 impl GateBlock {
-    /// Opens the gate for a lease. `None`: one that the daemon has not granted, and cannot end.
+    /// Opens the gate for a lease. `None`: a lease that the daemon has not granted and cannot end.
     ///
-    /// Also to be called when the bell has rung while the lease lasts: a late end of an earlier
-    /// lease may have closed the gate. The bell is to be read ([`Self::rings`]) before.
+    /// Must be called again when the bell rings during the lease: a late end of an earlier lease may have closed the
+    /// gate. Read the bell ([`Self::rings`]) first.
     pub fn open(&self, lease: Option<u64>) -> Opened {
         let mut opening = Opening::new(lease);
         loop {
@@ -55,28 +54,28 @@ impl GateBlock {
         self.carry_out(Step::Close, 0);
     }
 
-    /// The governor asks for a lease, and names this word of the closed gate. `None`: it is open.
+    /// Begins a request for a lease, and returns the word of the closed gate to name in it. `None`: the gate is open.
     ///
-    /// Until [`Self::withdraw`] or the answer, the daemon may open the gate.
+    /// Until the answer or [`Self::withdraw`], the daemon may open the gate.
     pub fn ask(&self) -> Option<u32> {
         let word = (self.carry_out(Step::Count, 0) as u32).wrapping_add(ASK);
         (word & OPEN == 0).then_some(word)
     }
 
-    /// The governor has got no lease. Whether the gate had been opened all the same: the answer was
-    /// lost on its way, or somebody else has opened it. It is closed then.
+    /// Withdraws a request and closes the gate. Returns whether the gate had been opened: the answer was lost, or
+    /// another thread of the process has opened it.
     pub fn withdraw(&self) -> bool {
         let [before] = WITHDRAWING.map(|step| self.carry_out(step, 0));
         before & u64::from(OPEN) != 0
     }
 
-    /// When the daemon opened the gate for a lease, if it did. On [`crate::clock`].
+    /// The time ([`crate::clock`]) at which the daemon opened the gate for a lease, if it did.
     #[must_use]
     pub fn granted_at(&self, lease: u64) -> Option<u64> {
         (self.granted.load(Acquire) == lease).then(|| self.granted_at.load(Relaxed))
     }
 
-    /// The work of a lease is done: the device is free for the next holder.
+    /// Reports that a lease's work is done: the device is free for the next holder.
     pub fn end(&self, lease: u64) {
         self.ended.store(number(lease), Release);
         let _ = futex::wake(&self.ended, futex::Flags::empty(), 1);
@@ -94,26 +93,27 @@ impl GateBlock {
         protocol::is_stopped(Some(lease), self.stop.load(Acquire))
     }
 
-    /// Whether a lease may be kept while it is not used, because nobody waits for it. The bell rings when somebody does.
+    /// Whether an unused lease may be kept, because no other session waits for it. The bell rings when one does.
     #[must_use]
     pub fn may_keep(&self, lease: u64) -> bool {
         lease != 0 && self.keep.load(Acquire) == lease
     }
 
-    /// A lease is kept and not used. The daemon may take it away without a word.
+    /// Marks a lease as kept but unused. The daemon may then revoke it without notice.
     pub fn rests(&self, lease: u64) {
         self.idle.store(lease, SeqCst);
     }
 
-    /// It is used again. To be called before work is launched: what the daemon takes away later is held in its stream.
+    /// Marks the lease as used again. Must be called before work is launched, so that a later revocation holds the work
+    /// in its stream.
     pub fn goes_on(&self) {
-        // Most calls find it so, and leave the cache line to all.
+        // Mostly unchanged, so the cache line stays shared.
         if self.idle.load(SeqCst) != 0 {
             self.idle.store(0, SeqCst);
         }
     }
 
-    /// The process registers anew: leases are numbered from the start again.
+    /// Forgets all leases when the process registers again: their numbers start anew.
     pub fn forget_leases(&self) {
         self.keep.store(0, Release);
         self.idle.store(0, Release);
@@ -122,21 +122,20 @@ impl GateBlock {
         self.ended.store(0, Release);
     }
 
-    /// How often the bell has rung, for [`Self::wait`].
+    /// Number of rings so far, for [`Self::wait`].
     #[must_use]
     pub fn rings(&self) -> u32 {
         self.bell.load(Acquire)
     }
 
-    /// Sleeps until the bell has rung since `rings` was read, at most for `most`. It may return
-    /// earlier. One thread only can be sure to be woken.
+    /// Sleeps until the bell has rung since `rings` was read, for at most `most`. May return earlier. Only one thread
+    /// is sure to be woken.
     pub fn wait(&self, rings: u32, most: Duration) {
         let most = Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: most.subsec_nanos().into(),
         };
-        // The daemon is another process, so the flag for futexes of one process is missing. An
-        // error is a reason to look again, too.
+        // The daemon is another process, so the futex is not private. An error is a reason to check again as well.
         let _ = futex::wait(&self.bell, futex::Flags::empty(), rings, Some(&most));
     }
 
@@ -145,12 +144,12 @@ impl GateBlock {
         self.carry_out(Step::Ring, 0);
     }
 
-    /// The daemon finds no gate of this device any more. What it still has to say does not matter.
+    /// Makes the block unavailable to the daemon, whose further messages do not matter.
     pub fn leave(&self) {
         self.uuid.iter().for_each(|half| half.store(0, Release));
     }
 
-    /// Takes a free block.
+    /// Assigns a free block to a device.
     pub(super) fn give_to(&self, uuid: GpuId) {
         for (own, value) in self.uuid.iter().zip(halves(uuid)) {
             own.store(value, Release);
@@ -158,22 +157,21 @@ impl GateBlock {
     }
 }
 
-/// The daemon's side.
+/// The daemon's operations.
 impl GateBlock {
-    /// Whether the block says that it is this device's.
+    /// Whether the block names this device.
     pub(super) fn is_of(&self, uuid: GpuId) -> bool {
         self.uuid.iter().zip(halves(uuid)).all(|(own, value)| own.load(Acquire) == value)
     }
 
-    /// Ends a lease early. The device stops after what runs, also if the governor is late.
+    /// Ends a lease early. The device stops after the running work, even if the governor is late.
     pub(super) fn stop_early(&self, lease: u64) {
         for step in STOPPING {
             self.carry_out(step, lease);
         }
     }
 
-    /// Opens the gate for a lease, if its governor still waits for the answer to the ask that named
-    /// `word`.
+    /// Opens the gate for a lease, if its governor still waits for the answer to the request that named `word`.
     pub(super) fn grant(&self, lease: u64, word: u32) -> bool {
         let opened = word & OPEN == 0 && self.carry_out(Step::Grant, word.into()) != 0;
         if opened {
@@ -183,12 +181,12 @@ impl GateBlock {
         opened
     }
 
-    /// Whether its process keeps a lease and does not use it now.
+    /// Whether the process keeps a lease and does not use it now.
     pub(super) fn is_idle(&self, lease: u64) -> bool {
         lease != 0 && self.idle.load(SeqCst) == lease
     }
 
-    /// Says whether a lease may be kept while it is not used.
+    /// Sets whether an unused lease may be kept.
     pub(super) fn let_keep(&self, lease: u64, may: bool) {
         self.keep.store(if may { lease } else { 0 }, Release);
         if !may {
@@ -196,31 +194,30 @@ impl GateBlock {
         }
     }
 
-    /// The word that changes when a lease's work is done.
+    /// The futex word that changes when a lease's work is done.
     pub(super) const fn ended(&self) -> &AtomicU32 {
         &self.ended
     }
 }
 
-/// A lease's number as [`GateBlock::ended`] has it.
+/// A lease's number as in [`GateBlock::ended`].
 pub(super) const fn number(lease: u64) -> u32 {
     lease as u32
 }
 
 impl GateBlock {
-    /// Carries out a step; returns what it has read. `value`: the lease, or for [`Step::Grant`] the
-    /// word.
+    /// Carries out a step; returns the value read. `value`: the lease, or the word for [`Step::Grant`].
     fn carry_out(&self, step: Step, value: u64) -> u64 {
         match step {
-            // The results are not used, so each is one instruction that always succeeds.
+            // The results are unused, so each is one instruction that always succeeds.
             Step::Open => _ = self.word.fetch_or(OPEN, AcqRel),
             Step::Close => _ = self.word.fetch_and(!OPEN, AcqRel),
-            // As are these two, whose results are.
+            // So is this one, whose result is used.
             Step::Count => return self.word.fetch_add(ASK, AcqRel).into(),
             Step::Withdraw => {
                 let withdrawn = |word: u32| word.wrapping_add(ASK) & !OPEN;
                 let mut word = self.word.load(Relaxed);
-                // The daemon changes the word once for each call of its own, so this ends.
+                // The daemon changes the word once per call, so this loop ends.
                 while let Err(present) =
                     self.word.compare_exchange_weak(word, withdrawn(word), AcqRel, Relaxed)
                 {
@@ -244,7 +241,7 @@ impl GateBlock {
     }
 }
 
-/// A UUID as a block holds it.
+/// A UUID in a block's form.
 fn halves(uuid: GpuId) -> [u64; 2] {
     let bytes = u128::from_ne_bytes(uuid.bytes());
     [bytes as u64, (bytes >> 64) as u64]

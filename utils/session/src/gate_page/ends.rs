@@ -1,7 +1,7 @@
-//! The daemon sleeps until the work of one of some leases is done.
+//! Lets a thread of the daemon sleep until the work of any of several leases is done.
 //!
-//! A process can wake it in vain. So each of these words does that once at most: then it is
-//! [`End::Unclear`], and the caller waits for it no more.
+//! A process can wake it for no reason. So each word does that at most once: then it is [`End::Unclear`], and the
+//! caller no longer waits for it.
 
 use super::block::number;
 use super::peer::PeerGatePage;
@@ -14,21 +14,21 @@ use rustix::thread::ClockId;
 use rustix::thread::futex::{self, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv};
 use std::sync::Arc;
 
-/// How many words one thread can wait for, beside its own.
+/// The most words that one thread can wait for, besides its bell.
 const MOST: usize = 127;
 
-/// Has the thread that waits look again.
+/// Wakes the waiting thread.
 #[derive(Debug, Default)]
 pub struct Bell(AtomicU32);
 
 impl Bell {
-    /// How often it has rung, for [`AwaitedEnd::wait_for_any`].
+    /// Number of rings so far, for [`AwaitedEnd::wait_for_any`].
     #[must_use]
     pub fn rings(&self) -> u32 {
         self.0.load(Acquire)
     }
 
-    /// Rings it.
+    /// Rings the bell.
     pub fn ring(&self) {
         self.0.fetch_add(1, AcqRel);
         let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
@@ -40,25 +40,24 @@ impl Bell {
 pub struct AwaitedEnd {
     page: Arc<PeerGatePage>,
     block: usize,
-    /// What the word says while it goes on, and once it is over.
+    /// The word's value during the lease, and after its end.
     before: u32,
     lease: u32,
 }
 
-/// How a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// It goes on.
+    /// Still running.
     Ahead,
-    /// Its process says that its work is done.
+    /// Its process reports that its work is done.
     Reached,
-    /// Its process says something else, and is not asked again.
+    /// Its process reported something else, and is no longer trusted.
     Unclear,
 }
 
 impl AwaitedEnd {
-    /// To be called before the process knows of the lease. `None`: the page has no block for the
-    /// device.
+    /// Must be called before the process learns of the lease. `None`: the page has no block for the device.
     #[must_use]
     pub fn new(page: &Arc<PeerGatePage>, device: GpuId, lease: u64) -> Option<Self> {
         let block = page.block_number(device)?;
@@ -66,7 +65,7 @@ impl AwaitedEnd {
         Some(Self { page: Arc::clone(page), block, before, lease: number(lease) })
     }
 
-    /// How it stands now.
+    /// The present state.
     #[must_use]
     pub fn look(&self) -> End {
         match self.page.ended(self.block).map(|word| word.load(Acquire)) {
@@ -76,13 +75,13 @@ impl AwaitedEnd {
         }
     }
 
-    /// Sleeps until one of the ends may have been reached, or the bell has rung since `rings` was
-    /// read. Returns which one's process has called, where that is known: if it is still ahead then,
-    /// it is unclear, too. Of many ends only the last ones are awaited.
+    /// Sleeps until one of the ends may have been reached, or the bell has rung since `rings` was read. Returns the
+    /// index of the end whose process has woken the thread, if known; if that end is still [`End::Ahead`], treat it as
+    /// unclear. Only the last [`MOST`] ends are awaited.
     ///
     /// # Errors
-    /// The system cannot wait for several words (before Linux 5.16, and in some sandboxes), or one
-    /// of the pages cannot be accessed.
+    /// The system cannot wait for several words (before Linux 5.16, and in some sandboxes), or one of the pages cannot
+    /// be accessed.
     pub fn wait_for_any(
         ends: &[Self],
         bell: &Bell,

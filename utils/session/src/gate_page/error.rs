@@ -1,40 +1,40 @@
-//! Why there is no gate page.
+//! Errors of gate pages.
 
 use super::layout::{BLOCKS, LENGTH};
 use std::io;
 
-/// Why there is no gate page.
+/// The reason why there is no gate page.
 #[derive(Debug, thiserror::Error)]
 pub enum GatePageError {
-    /// The system refused. Where it has no memory without a name, this is why.
+    /// The system refused, possibly because it has no memfd.
     #[error("gate page: {what}: {source}")]
     Io {
-        /// What was wanted.
+        /// The failed operation.
         what: &'static str,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
-    /// Every block has a device.
+    /// Every block is assigned to a device.
     #[error("gate page: all {BLOCKS} blocks are in use")]
     Full,
-    /// The program has closed the descriptor, and opened another file by its number.
+    /// The program has closed the descriptor and reused its number.
     #[error("gate page: its descriptor now refers to another file")]
     Replaced,
-    /// No descriptor has this number.
+    /// A descriptor number out of range.
     #[error("gate page: descriptor {0}; expected 0 to 2147483647")]
     Descriptor(i64),
-    /// The process has ended, or is not the one that was meant.
+    /// The process has ended, or is another one than expected.
     #[error("gate page: process {pid} is not a process of user {uid}")]
     OtherProcess {
         /// The process.
         pid: u32,
-        /// The user that it should belong to.
+        /// The user to whom it should belong.
         uid: u32,
     },
-    /// Not a file of the kind that a page is.
+    /// Not a memfd.
     #[error("gate page: the descriptor does not refer to a memfd")]
     NotAMemfd,
-    /// It could be cut short, or not be written to.
+    /// The memory could be truncated, or cannot be written.
     #[error(
         "gate page: the memory has the seals {found:#x}; expected 0x7 (seal, shrink, grow) without 0x8 or 0x10"
     )]
@@ -42,20 +42,20 @@ pub enum GatePageError {
         /// F_GET_SEALS
         found: u32,
     },
-    /// It is not as long as a page.
+    /// Not the length of a page.
     #[error("gate page: {found} bytes; expected {LENGTH}")]
     Size {
-        /// Its length.
+        /// The length found, in bytes.
         found: u64,
     },
-    /// Not a page, or one of another version.
+    /// Not a page, or another version.
     #[error("gate page: {field} is {found:#x}; expected {wanted:#x}")]
     Foreign {
         /// The field of the header.
         field: &'static str,
-        /// What it says.
+        /// The value found.
         found: u64,
-        /// What a page of this version says.
+        /// The value of this version.
         wanted: u64,
     },
     /// This process has mapped as many pages as it can keep track of.

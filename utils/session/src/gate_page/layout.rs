@@ -1,5 +1,5 @@
-//! The layout of a gate page. A limiter and a daemon of different builds share it: a change of any
-//! offset or meaning raises [`VERSION`].
+//! The layout of a gate page. Limiters and daemons of different builds share it: a change of any offset or meaning
+//! increments [`VERSION`].
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -7,48 +7,45 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 pub const MAGIC: u64 = 0x736c_7569_6365_6774;
 /// Version of this layout.
 pub const VERSION: u32 = 2;
-/// How many devices a page has blocks for: as many as the driver knows at most.
+/// Number of blocks; the driver supports no more devices.
 pub const BLOCKS: usize = 64;
 /// The length of a page in bytes.
 pub const LENGTH: usize = size_of::<GatePageLayout>();
 
-/// In [`GateBlock::word`]: the gate is open. It is the bit that streams wait for.
+/// In [`GateBlock::word`]: the gate is open. Streams wait for this bit.
 pub const OPEN: u32 = 1;
-/// What [`GateBlock::word`] grows by with each ask, above [`OPEN`].
+/// Added to [`GateBlock::word`] by each request, above [`OPEN`].
 pub(super) const ASK: u32 = 2;
 
-/// One device: two cache lines. What the device reads is in the first, so that who writes the
-/// others does not disturb it.
+/// One device: two cache lines. The device reads only the first, so that stores to the other fields do not disturb it.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GateBlock {
-    /// The device's UUID, in the byte order of the machine; zero: the block is free.
+    /// The device's UUID, in the machine's byte order; 0: the block is free.
     pub(super) uuid: [AtomicU64; 2],
-    /// Whether the gate is open ([`OPEN`]), and above that a count of asks. Streams wait for the
-    /// bit.
+    /// Whether the gate is open ([`OPEN`], the bit that streams wait for), and above it a count of requests.
     pub(super) word: AtomicU32,
     /// For later fields.
     pub(super) unused: [AtomicU32; 11],
-    /// Number of the last lease that the daemon ended early; zero: none. Leases are numbered from 1.
+    /// The last lease that the daemon ended early; 0: none. Leases are numbered from 1.
     pub(super) stop: AtomicU64,
-    /// Number of the last lease for which the daemon opened the gate, and when it did, on
-    /// [`crate::clock`].
+    /// The last lease for which the daemon opened the gate, and when it did ([`crate::clock`], ns).
     pub(super) granted: AtomicU64,
     pub(super) granted_at: AtomicU64,
-    /// Changes when the process's governor has something to look at. The governor sleeps on it.
+    /// Changes when the process's governor has something to check. The governor sleeps on it.
     pub(super) bell: AtomicU32,
-    /// Number of the last lease whose work is done, modulo 2^32. The daemon sleeps on it.
+    /// The last lease whose work is done, modulo 2^32. The daemon sleeps on it.
     pub(super) ended: AtomicU32,
-    /// Number of the lease that the process may keep while it does not use it: nobody waits for it. Zero: none. A daemon
-    /// that does not know this field leaves it so.
+    /// The lease that the process may keep unused, because no other session waits for it; 0: none. Older daemons leave
+    /// it at 0.
     pub(super) keep: AtomicU64,
-    /// Number of the lease that the process keeps and does not use now; zero: it uses it, or has none.
+    /// The lease that the process keeps and does not use now; 0: it uses its lease, or has none.
     pub(super) idle: AtomicU64,
     /// For later fields.
     pub(super) more_unused: [AtomicU32; 4],
 }
 
-/// A page.
+/// The whole page.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct GatePageLayout {
@@ -60,7 +57,7 @@ pub struct GatePageLayout {
     pub(super) count: AtomicU32,
     /// For later fields.
     pub(super) unused: [AtomicU64; 14],
-    /// The devices.
+    /// One block per device.
     pub(super) blocks: [GateBlock; BLOCKS],
 }
 
@@ -69,7 +66,7 @@ mod tests {
     use super::*;
     use core::mem::offset_of;
 
-    /// Another build reads these offsets, and so does the device.
+    /// Other builds and the device rely on these offsets.
     #[test]
     fn offsets_are_fixed() {
         assert_eq!(offset_of!(GatePageLayout, version), 8);

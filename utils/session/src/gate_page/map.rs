@@ -1,4 +1,4 @@
-//! The memory of a gate page.
+//! The memory mapping of a gate page.
 
 use super::error::GatePageError;
 use super::layout::{GatePageLayout, LENGTH};
@@ -9,18 +9,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A mapping of a page.
 ///
-/// The memory cannot be cut short. But its owner can give back single pieces (fallocate(2)), which
-/// come back as zeros when they are touched; if the machine has no memory left then, the kernel
-/// sends `SIGBUS`. The handler for pages of sessions knows this mapping, too.
+/// The memory cannot be truncated. But its owner can punch holes (fallocate(2)), which read as zeros when touched; if
+/// the machine has no memory left then, the kernel sends `SIGBUS`. The handler for session pages covers this mapping as
+/// well.
 #[derive(Debug)]
 pub(super) struct Map {
-    /// Before `map`, so that it is dropped first.
+    /// Declared before `map`, so that it is dropped first.
     range: Range,
     map: MmapRaw,
 }
 
 impl Map {
-    /// Maps `LENGTH` bytes of a file that has as many.
+    /// Maps `LENGTH` bytes of a file that is at least as long.
     pub(super) fn new(file: BorrowedFd<'_>) -> Result<Self, GatePageError> {
         fault::install();
         let map = MmapOptions::new()
@@ -41,13 +41,13 @@ impl Map {
         self.map.as_mut_ptr()
     }
 
-    /// Whether the calling thread can access the memory, whatever the other side does meanwhile,
-    /// and it is still the page's.
+    /// Whether the calling thread can access the memory, whatever the other side does meanwhile, and it is still the
+    /// page's.
     pub(super) fn is_accessible(&self) -> bool {
         (fault::are_caught() || self.can_be_read()) && !self.range.is_gone()
     }
 
-    /// Asks the kernel, for each of the smallest pieces that there are.
+    /// Queries the kernel for each of the smallest pages.
     fn can_be_read(&self) -> bool {
         const PIECE: usize = 4096;
         let start = self.map.as_ptr();

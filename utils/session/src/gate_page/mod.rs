@@ -1,24 +1,22 @@
-//! The gate page: what a process whose gates are in its streams shares with the daemon. One page
-//! for each process, with one block for each device. By it the daemon opens the gate for a lease and
-//! ends one early, and says that nobody waits for one; the process says that a lease's work is done, or
-//! that it does not use it. Messages say the same in detail, but later.
+//! The gate page: memory that a process with stream gates shares with the daemon. There is one page per process, with
+//! one block per device. Through it the daemon opens the gate for a lease, ends a lease early, and tells that no other
+//! session waits; the process tells that a lease's work is done, or that it does not use the lease. Messages carry the
+//! same, in more detail but later.
 //!
-//! The page is memory without a name (memfd_create(2)) that can neither be cut short nor grow. The
-//! process makes it ([`GatePage`]) and registers it with the driver; the daemon maps it
-//! ([`PeerGatePage`]). The daemon believes nothing in it but that others need not wait for a lease,
-//! and the process nothing but "this lease ends now", which costs it no more than a daemon that grants
-//! nothing. An open gate it looks after from the answer to its ask on, and where none comes it closes
-//! it.
+//! The page is a memfd that can neither shrink nor grow. The process creates it ([`GatePage`]) and registers it with
+//! the driver; the daemon maps it ([`PeerGatePage`]). The daemon trusts the page in one respect: that others need not
+//! wait for a lease. The process trusts only "this lease ends now", which costs it no more than a daemon that grants
+//! nothing. It watches an open gate from the answer to its request on, and closes the gate if no answer comes.
 //!
 //! Each module uses only those above it here:
 //!
-//! * [`layout`]: the fields;
-//! * `protocol`: the order in which the two sides access them, without carrying it out;
-//! * `block`: carries it out;
-//! * `map`: the memory;
-//! * `own`: the limiter's side;
-//! * `peer`: the daemon's side; `reach`: how it gets hold of another process's page;
-//! * `ends`: how the daemon waits for the ends of leases.
+//! * [`layout`]: the fields
+//! * `protocol`: the order in which the two sides access them, without I/O
+//! * `block`: carries out the protocol
+//! * `map`: the memory
+//! * `own`: the limiter's side
+//! * `peer`: the daemon's side; `reach`: how it gets hold of another process's page
+//! * `ends`: how the daemon waits for the ends of leases
 
 mod block;
 mod ends;

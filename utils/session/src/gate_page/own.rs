@@ -1,4 +1,4 @@
-//! The side of the process whose gates it is.
+//! The limiter's side of the gate page.
 
 use super::error::GatePageError;
 use super::layout::{BLOCKS, GateBlock, GatePageLayout, LENGTH, MAGIC, VERSION};
@@ -16,19 +16,19 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct GatePage {
     memory: OwnedFd,
-    /// Device and inode, by which the memory is known.
+    /// Device and inode, which identify the memory.
     identity: (u64, u64),
     map: Map,
-    /// The devices that have a block, in order.
+    /// The devices that have a block, in the order of the blocks.
     devices: Mutex<Vec<GpuId>>,
 }
 
-/// A device's block in a page.
+/// The index of a device's block in a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockNumber(usize);
 
 impl BlockNumber {
-    /// Where the word that streams wait for is, in bytes from the start of a [`Mapping`].
+    /// Offset of the word that streams wait for, in bytes from the start of a [`Mapping`].
     #[must_use]
     pub const fn word_offset(self) -> usize {
         offset_of!(GatePageLayout, blocks)
@@ -38,15 +38,15 @@ impl BlockNumber {
 }
 
 impl GatePage {
-    /// Makes a page. A program that this one starts does not get the descriptor.
+    /// Creates a page. Programs that this process starts do not inherit the descriptor.
     ///
     /// # Errors
-    /// [`GatePageError::Io`]: the system has no such memory (before Linux 3.17, and in some
-    /// sandboxes), or no descriptor or memory is left.
+    /// [`GatePageError::Io`]: the system has no memfd (before Linux 3.17, and in some sandboxes), or no descriptor or
+    /// memory is left.
     pub fn create() -> Result<Self, GatePageError> {
         const NAME: &str = "sluice-gates";
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // The third flag is newer than the system call. Some machines insist on it.
+        // The third flag is newer than the system call, and mandatory on some machines.
         let memory = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
             Err(Errno::INVAL) => memfd_create(NAME, flags),
             other => other,
@@ -54,8 +54,8 @@ impl GatePage {
         let memory = memory.map_err(GatePageError::io("making memory without a name"))?;
         let fail = GatePageError::io("preparing the memory");
         fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(GatePageError::io("its mode"))?;
-        // Written, so that the memory is there: a hole would be filled when it is touched, and who
-        // touches it cannot be told that there is no memory.
+        // Written now, so that the memory exists: a hole would be filled at the first access, which cannot report a
+        // lack of memory.
         if pwrite(&memory, &[0; LENGTH], 0).map_err(fail)? != LENGTH {
             return Err(GatePageError::io("preparing the memory")(Errno::NOMEM));
         }
@@ -76,7 +76,7 @@ impl GatePage {
         self.memory.as_fd()
     }
 
-    /// Whether the descriptor still is the page's. A program may close all descriptors, and open others.
+    /// Checks that the descriptor is still the page's: a program may close all descriptors and open others.
     ///
     /// # Errors
     /// [`GatePageError::Io`], [`GatePageError::Replaced`].
@@ -85,7 +85,7 @@ impl GatePage {
         if found == self.identity { Ok(()) } else { Err(GatePageError::Replaced) }
     }
 
-    /// The block of a device, which stays the same.
+    /// The block of a device. A device's block never changes.
     ///
     /// # Errors
     /// [`GatePageError::Full`].
@@ -104,12 +104,12 @@ impl GatePage {
     /// A block of this page.
     #[must_use]
     pub fn block(&self, number: BlockNumber) -> &GateBlock {
-        // Numbers are below the count, whichever page made them.
+        // Reduced modulo the count, because another page may have made the number.
         &self.map.layout().blocks[number.0 % BLOCKS]
     }
 
-    /// Maps the same memory at another address. A context registers a mapping of its own with the
-    /// driver: an address can be registered once.
+    /// Maps the same memory at another address. Each context registers a mapping of its own with the driver, because an
+    /// address can be registered only once.
     ///
     /// # Errors
     /// [`GatePageError::Io`], [`GatePageError::Replaced`], [`GatePageError::TooMany`].
@@ -124,25 +124,25 @@ fn identity_of(memory: BorrowedFd<'_>) -> Result<(u64, u64), GatePageError> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// A mapping for the driver. It stays when this value is dropped: a device may look at it as long
-/// as its context lives, which nobody tells of in time.
+/// A mapping for the driver. Dropping this value keeps the mapping: a device may access it as long as its context
+/// lives, the end of which is not announced in time.
 #[derive(Debug)]
 pub struct Mapping(ManuallyDrop<Map>);
 
 impl Mapping {
-    /// Its address, for the driver.
+    /// The address, for the driver.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.start()
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     pub const fn length(&self) -> usize {
         LENGTH
     }
 
-    /// Takes it away.
+    /// Unmaps the memory.
     ///
     /// # Safety
     /// The driver no longer knows the address, and no stream waits for a word in it.

@@ -10,22 +10,20 @@ use limits::GpuId;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// What nobody can do to a page any more: make it shorter or longer, or seal it further.
+/// The required seals: nobody can shrink, grow or seal the memory further.
 pub(super) const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
-/// The page of another process. Any value in it is survived, also one that changes meanwhile: it
-/// is compared with a UUID, and written to.
+/// The page of another process. Any values in it are tolerated, even if they change meanwhile.
 #[derive(Debug)]
 pub struct PeerGatePage(Map);
 
 impl PeerGatePage {
-    /// The page that a process has at one of its descriptors. `pid` and `uid` are the process and
-    /// its user as the kernel states them; a process that only has the same id now is not asked.
+    /// The page at one of a process's descriptors. `pid` and `uid` are the process and its user according to the
+    /// kernel; another process with the same id is refused.
     ///
-    /// Whatever the descriptor is of, nothing is done to it but a look at its kind: no other kind
-    /// of file is opened or closed here, either of which may take as long as somebody likes. What
-    /// is left is that the last one to let go of memory has to give it back, so a thread that others
-    /// wait for should not call this.
+    /// Only the type of the descriptor's file is examined. No other type of file is opened or closed here, because
+    /// either may take arbitrarily long. Dropping the last reference to the memory has to free it, so do not call this
+    /// from a thread that others wait for.
     ///
     /// # Errors
     /// [`GatePageError`]: there is no page, or it cannot be used.
@@ -33,10 +31,10 @@ impl PeerGatePage {
         Self::map(reach::memory_of(pid, uid, descriptor)?.as_fd())
     }
 
-    /// Maps a page. The descriptor is no longer needed then.
+    /// Maps a page. The descriptor is not needed afterwards.
     ///
     /// # Errors
-    /// [`GatePageError`]: it is not one.
+    /// [`GatePageError`] if it is not a page.
     pub fn map(memory: BorrowedFd<'_>) -> Result<Self, GatePageError> {
         check_seals(memory)?;
         let found = fstat(memory).map_err(GatePageError::io("looking at it"))?.st_size;
@@ -66,8 +64,8 @@ impl PeerGatePage {
         self.block(device).is_some()
     }
 
-    /// Ends a lease on a device early: its gate closes now, and the process is woken. `false`: the
-    /// page has no block for the device, so the lease ends when it ends.
+    /// Ends a lease on a device early: closes its gate now, and wakes the process. `false`: the page has no block for
+    /// the device, so the lease ends as planned.
     pub fn stop_early(&self, device: GpuId, lease: u64) -> bool {
         self.block(device).map(|block| block.stop_early(lease)).is_some()
     }
@@ -78,16 +76,15 @@ impl PeerGatePage {
         self.block(device).is_some_and(|block| block.is_idle(lease))
     }
 
-    /// Says whether a lease on a device may be kept while it is not used: nobody waits for it. Once somebody does, the
-    /// process is woken.
+    /// Sets whether an unused lease on a device may be kept. Withdrawing the permission wakes the process.
     pub fn let_keep(&self, device: GpuId, lease: u64, may: bool) {
         if let Some(block) = self.block(device) {
             block.let_keep(lease, may);
         }
     }
 
-    /// Opens the gate of a device for a lease. `word`: what its process named when it asked, and
-    /// has not withdrawn since. `false`: the process has to open it itself.
+    /// Opens the gate of a device for a lease. `word`: the word that the process named in its request. `false`:
+    /// withdrawn or unknown, so the process has to open the gate itself.
     pub fn grant(&self, device: GpuId, lease: u64, word: u32) -> bool {
         self.block(device).is_some_and(|block| block.grant(lease, word))
     }
@@ -103,14 +100,14 @@ impl PeerGatePage {
         self.0.layout().blocks.iter().position(|block| block.is_of(device))
     }
 
-    /// The word that changes when a lease's work is done.
+    /// The futex word that changes when a lease's work is done.
     pub(super) fn ended(&self, number: usize) -> Option<&AtomicU32> {
         let block = self.0.layout().blocks.get(number)?;
         self.0.is_accessible().then(|| block.ended())
     }
 }
 
-/// Whether memory can neither be cut short nor kept from being written to.
+/// Checks that the memory can be neither truncated nor write-protected.
 pub(super) fn check_seals(memory: BorrowedFd<'_>) -> Result<(), GatePageError> {
     const FORBIDDEN: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
     let seals = fcntl_get_seals(memory).map_err(|_| GatePageError::NotAMemfd)?;

@@ -1,7 +1,6 @@
-//! In which order the governor opens a gate, and the daemon opens it for a lease or ends one early.
+//! The order of steps in which the governor opens a gate, and the daemon grants it or ends a lease early.
 //!
-//! This module decides the next step only; it carries out none. So a test can put the other side's
-//! steps between any two steps.
+//! Pure: this module decides only the next step. So a test can put the other side's steps between any two steps.
 
 #[cfg(test)]
 mod interleavings;
@@ -11,27 +10,27 @@ mod interleavings;
 pub(super) enum Step {
     /// Set the word's open bit.
     Open,
-    /// Clear it.
+    /// Clear the open bit.
     Close,
-    /// Change the word's count. A grant that names the former word does nothing from now on.
+    /// Change the word's count. Grants that name an earlier word have no effect from then on.
     Count,
-    /// Change the count and clear the bit at once.
+    /// Change the count and clear the open bit in one operation.
     Withdraw,
-    /// Set the open bit if the word is the one that was asked with.
+    /// Set the open bit if the word is still the named one.
     Grant,
     /// Read which lease was ended early.
     LookAtStop,
-    /// Store which lease ends early.
+    /// Store which lease is ended early.
     StoreStop,
     /// Ring the bell.
     Ring,
 }
 
-/// The daemon's steps. The stop comes first: a governor that opens after the gate was closed finds
-/// it. The bell comes last: a governor that it wakes finds both.
+/// The daemon's steps to end a lease early. The stop comes first: a governor that opens after the gate was closed finds
+/// it. The bell comes last: the governor that it wakes finds both.
 pub(super) const STOPPING: [Step; 3] = [Step::StoreStop, Step::Close, Step::Ring];
 
-/// A governor on its way to an open gate.
+/// A governor that is opening a gate.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Opening {
     lease: Option<u64>,
@@ -39,21 +38,20 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// For a lease of the daemon, or one without a number that no daemon can end.
+    /// For a lease of the daemon, or for one without a number that no daemon can end.
     pub(super) const fn new(lease: Option<u64>) -> Self {
         Self { lease, next: Ok(Step::Open) }
     }
 
-    /// What to do next. `Err`: nothing; the gate is open, or it is not, because the lease was
-    /// ended early.
+    /// The next step. `Err(true)`: the gate is open; `Err(false)`: it is closed, because the lease was ended early.
     pub(super) const fn next(&self) -> Result<Step, bool> {
         self.next
     }
 
-    /// Continues after a step. `stop`: what [`Step::LookAtStop`] has read.
+    /// Continues after a step. `stop`: the value read by [`Step::LookAtStop`].
     ///
-    /// It looks after it has opened. If the daemon's `Close` came before that, the daemon's stop is
-    /// seen; if it came later, it has closed the gate.
+    /// The governor reads the stop after opening. If the daemon's `Close` came earlier, the governor sees its stop; if
+    /// it came later, the daemon has closed the gate.
     pub(super) fn saw(&mut self, stop: u64) {
         self.next = match self.next {
             Ok(Step::Open) => Ok(Step::LookAtStop),
@@ -64,9 +62,9 @@ impl Opening {
     }
 }
 
-/// The steps of a governor that gives up asking. A grant that comes later finds another word, and one
-/// that came before is undone. In one step, so that it knows whether it has closed an open gate:
-/// others of its process may have opened it, because the limit was taken away.
+/// The steps of a governor that withdraws its request. A later grant finds another word, and an earlier one is undone.
+/// One operation, so that the governor learns whether it has closed an open gate: another thread of its process may
+/// have opened it because the limit was lifted.
 pub(super) const WITHDRAWING: [Step; 1] = [Step::Withdraw];
 
 /// Whether a lease is the one that was ended early.

@@ -1,10 +1,9 @@
-//! Gets hold of another process's memory.
+//! Opens another process's memfd safely.
 //!
-//! The other process may name any of its descriptors, and exchange it at any moment. A descriptor
-//! that came by pidfd_getfd(2) or in a message would have to be closed again, and that may take as
-//! long as the other side likes: a socket that lingers, a file of a file system that the other side
-//! serves. So the file is not taken over. `/proc` leads to what it is a file of (`O_PATH`), which
-//! opens nothing; only if that is memory without a name it is opened.
+//! The other process may name any of its descriptors, and exchange it at any moment. A descriptor received by
+//! pidfd_getfd(2) or in a message would have to be closed again, which may take as long as the other side likes: a
+//! lingering socket, a file on a FUSE file system of that process. So the descriptor is not taken over. An `O_PATH`
+//! descriptor from `/proc` opens nothing; only if it refers to a memfd is the file opened.
 
 use super::error::GatePageError;
 use crate::process::ProcessIdentity;
@@ -15,7 +14,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The memory that a process has at a descriptor.
+/// The memfd at a descriptor of a process.
 pub(super) fn memory_of(pid: u32, uid: u32, descriptor: i64) -> Result<OwnedFd, GatePageError> {
     let number = i32::try_from(descriptor).ok().filter(|number| *number >= 0);
     let number = number.ok_or(GatePageError::Descriptor(descriptor))?;
@@ -27,7 +26,7 @@ pub(super) fn memory_of(pid: u32, uid: u32, descriptor: i64) -> Result<OwnedFd, 
     }
     let file = open(&format!("/proc/{pid}/fd/{number}"), OFlags::PATH)
         .map_err(GatePageError::io("looking up the descriptor"))?;
-    // It was the same process all the time. If not, nothing of the other one has been touched.
+    // Checked afterwards: it was the same process all along. Otherwise nothing of the other one has been touched.
     if !process.is_running() {
         return Err(other());
     }
@@ -44,8 +43,8 @@ fn open(path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     openat(CWD, path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
 }
 
-/// What kind of file it is, and of which file system. The kernel keeps memory without a name in one
-/// of its own, in which nobody can make anything else. Nobody but the kernel is asked.
+/// The file's type and file system. Memfds are on a file system of the kernel's own, where nothing else can be created.
+/// Only the kernel answers this query.
 fn place(file: BorrowedFd<'_>) -> Result<(FileType, u32, u32), GatePageError> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(file, "", flags, StatxFlags::TYPE | StatxFlags::MODE)

@@ -1,5 +1,5 @@
-//! A process may die at any store. Each operation of the ledger is stopped before each of its
-//! stores in turn, and the process that takes over must find a correct ledger.
+//! Tests of a process's death at any store: each operation of the ledger is stopped before each of its stores in turn,
+//! and the process that takes over must find a correct ledger.
 
 use super::Ledger;
 use crate::layout::{MemoryKind, PageLayout, SLOTS};
@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 thread_local! {
-    /// How many stores are left until this thread's process dies; `None`: it does not die.
+    /// Number of stores left until this thread's process dies; `None`: it does not die.
     static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
@@ -26,7 +26,7 @@ pub(super) fn may_strike() {
     }
 }
 
-/// Runs an operation and lets it die before store number `stores`; `true`: it has that many.
+/// Runs an operation and makes it die before store number `stores`; returns whether it has that many stores.
 pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
     LEFT.set(Some(stores));
     let died = catch_unwind(AssertUnwindSafe(operation)).is_err();
@@ -34,7 +34,7 @@ pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
     died
 }
 
-/// A page's fields; all are zero but the limits.
+/// A page whose fields are all 0 except for the limits.
 pub(super) fn blank(limit: u64, real: u64) -> Box<PageLayout> {
     let layout = PageLayout::blank();
     layout.memory_limit.store(limit, Relaxed);
@@ -42,7 +42,7 @@ pub(super) fn blank(limit: u64, real: u64) -> Box<PageLayout> {
     layout
 }
 
-/// What a slot has of all kinds together.
+/// A slot's bytes of all kinds.
 pub(super) fn total(layout: &PageLayout, slot: usize) -> u64 {
     layout.slots[slot].bytes.iter().map(|cell| cell.load(Relaxed)).sum()
 }
@@ -54,7 +54,7 @@ fn sums_hold(layout: &PageLayout) -> bool {
     layout.used.load(Relaxed) == all && layout.on_host.load(Relaxed) == on_host
 }
 
-/// A session of three: the first dies, the second takes over, the third has a distant slot.
+/// A session of three processes: the first dies, the second takes over, the third has a distant slot.
 const DYING: usize = 0;
 const SURVIVOR: usize = 1;
 const FAR: usize = 77;
@@ -118,7 +118,7 @@ fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
     at_every_store("recount", 0, |ledger| ledger.recount());
 }
 
-/// The process that takes over may die while it takes over.
+/// The process that takes over may itself die while doing so.
 #[test]
 fn an_heir_that_dies_too_leaves_the_same() {
     for stores in 0.. {

@@ -1,4 +1,4 @@
-//! What the session has used of the device's time, for those who look at the page.
+//! The session's GPU time, for readers of the page.
 
 use super::{Ledger, Put};
 use crate::layout::PageLayout;
@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use limits::recent::{Recent, Second};
 
 impl PageLayout {
-    /// What was used of the device's time in the last seconds.
+    /// Use of the device in the last seconds.
     #[must_use]
     pub fn recent(&self) -> Recent {
         let mut recent = Recent::default();
@@ -19,7 +19,7 @@ impl PageLayout {
 }
 
 impl Ledger<'_> {
-    /// A process of the session used the device for this long until now, whoever allowed that.
+    /// Records GPU time (ns) of a process of the session, whoever granted the leases.
     pub(super) fn note_delivered(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         if used_ns == 0 {
             return;

@@ -1,9 +1,8 @@
 //! How much of the device's time the session may use under leases that the page did not grant.
 //!
-//! A daemon decides by an account of its own. It is believed as long as the session stays near its
-//! limit by the session's own measure. A true daemon's account differs a little: beside other
-//! sessions it corrects estimates by a fifth at most. So a quarter of the limit and two points more
-//! are allowed, and what that makes in half a second may be saved up.
+//! The daemon decides by an account of its own. Its leases are accepted as long as the session stays near its limit by
+//! the session's own measure. A correct daemon's account differs a little: for sessions that overlap, it corrects
+//! estimates by up to a fifth. So 1.25 x the limit + 2 points is accepted, and half a second of that may be saved up.
 
 use super::Ledger;
 use crate::clock;
@@ -12,16 +11,16 @@ use limits::bucket::{Bucket, earned};
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
 
-/// For so long what the session's own account granted may be why nothing is left.
+/// For this long after its last grant, the own account may be the reason why nothing is left.
 const OWN_COUNTS_NS: u64 = 2_000_000_000;
-/// What a session may save up: what it may use in this time.
+/// A session may save up what it may use in this time.
 const SLACK_PERIOD_NS: u64 = 500_000_000;
-/// How much more than the limit is allowed: this part of it, ...
+/// The accepted excess over the limit: a quarter of it, ...
 const SLACK_PART: u32 = 4;
-/// ... and this much of the device's time.
+/// ... plus 2 % of the device's time, in millionths.
 const SLACK_PPM: u32 = 20_000;
 
-/// The part of the device's time that a session may use, whoever grants it. `None`: all of it.
+/// The share (millionths) that a session may use, whoever grants it. `None`: all of the device.
 fn allowed_ppm(limit: &ComputeLimit) -> Option<u32> {
     let most = match limit.policy {
         Policy::None => return None,
@@ -33,8 +32,7 @@ fn allowed_ppm(limit: &ComputeLimit) -> Option<u32> {
 }
 
 impl Ledger<'_> {
-    /// For how long the session may use the device from now on under a lease from elsewhere; zero:
-    /// not at all.
+    /// For how long (ns) the session may use the device from now on under a lease from elsewhere; 0: not at all.
     pub fn allowed_elsewhere(&mut self, now_ns: u64) -> u64 {
         match self.settle_elsewhere(now_ns) {
             Some((bucket, ppm)) => bucket.lease_length(ppm).unwrap_or(0),
@@ -42,15 +40,15 @@ impl Ledger<'_> {
         }
     }
 
-    /// Whether all that the session used lately was granted elsewhere. While a daemon is late, the session's own account
-    /// grants the same time once more: then a true one may seem to grant too much.
+    /// Whether the session's recent use was granted elsewhere only. While a daemon is late, the own account grants the
+    /// same time again, so that a correct daemon may seem to grant too much.
     pub fn is_granted_elsewhere_only(&self, now_ns: u64) -> bool {
         let own_at_ns = self.0.own_at_ns.load(Relaxed);
         own_at_ns == 0 || now_ns.abs_diff(own_at_ns) >= OWN_COUNTS_NS
     }
 
-    /// Notes that the session used the device in the last `held_ns`, whoever allowed that. Returns what counts:
-    /// processes that hold at once have used no more together than the time that has passed.
+    /// Records use of the device in the last `held_ns`, whoever granted it. Returns the time that counts (ns):
+    /// processes that hold the device at once cannot have used more than the time that has passed.
     pub(super) fn note_use(&mut self, now_ns: u64, held_ns: u64, used_ns: u64) -> u64 {
         let from = now_ns.saturating_sub(held_ns);
         let cursor = self.0.elsewhere_until_ns.load(Relaxed).clamp(from, now_ns);

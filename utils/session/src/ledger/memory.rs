@@ -1,4 +1,4 @@
-//! Memory: reserve, charge and release bytes.
+//! Memory in the ledger: reserve, charge and release bytes.
 
 use super::{Ledger, Put};
 use crate::layout::{MemberSlot, MemoryKind};
@@ -6,7 +6,7 @@ use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Where bytes are put.
+/// The placement of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
     /// In the device's memory.
@@ -24,24 +24,24 @@ pub enum MemoryBound {
     Real,
 }
 
-/// Why an allocation failed for good.
+/// The reason why an allocation failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RefusedFor {
-    /// It exceeds the session's limit.
+    /// Exceeds the session's limit.
     Limit = 0,
-    /// It exceeds the part of the limit that may be on the device, and cannot be placed on the host.
+    /// Exceeds the part of the limit that may be on the device, and cannot be placed on the host.
     Real = 1,
-    /// By the ledger it fits, but the driver has taken more than the ledger says.
+    /// Fits by the ledger, but the driver has taken more than the ledger says.
     Driver = 2,
-    /// It is within the limit, and the device itself is full. Not a refusal of the session's limits.
+    /// Within the limit, but the device itself is full. Not a refusal by the session's limits.
     Device = 3,
 }
 
 impl RefusedFor {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Limit, Self::Real, Self::Driver, Self::Device];
 
-    /// As metrics name it.
+    /// The name in metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -59,11 +59,11 @@ impl RefusedFor {
 pub struct MemoryRefused {
     /// Bytes asked for.
     pub asked: u64,
-    /// Bytes in use by the session: all of them, or, for [`MemoryBound::Real`], those on the device.
+    /// Bytes in use by the session: all, or those on the device for [`MemoryBound::Real`].
     pub used: u64,
     /// The bound, in bytes.
     pub limit: u64,
-    /// Which one it is.
+    /// The bound that was exceeded.
     pub bound: MemoryBound,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for MemoryBound {
 pub struct Damaged {
     /// The slot.
     pub slot: usize,
-    /// Bytes given back.
+    /// Bytes to release.
     pub asked: u64,
     /// Bytes on record.
     pub has: u64,
@@ -97,8 +97,7 @@ fn take(cell: &AtomicU64, bytes: u64) {
 }
 
 impl Ledger<'_> {
-    /// Takes `bytes` out of what is left of the limit. They are on the device, unless `kind` is
-    /// [`MemoryKind::Overcommitted`].
+    /// Reserves `bytes` within the limit: on the device, or on the host if `kind` is [`MemoryKind::Overcommitted`].
     ///
     /// # Errors
     /// [`MemoryRefused`] if they do not fit; nothing has changed then.
@@ -117,8 +116,8 @@ impl Ledger<'_> {
         }
     }
 
-    /// Takes `bytes` on the device as `kind` or, if the real part is used up, on the host as
-    /// [`MemoryKind::Overcommitted`]. Returns which.
+    /// Reserves `bytes` on the device as `kind` or, if the real part is used up, on the host as
+    /// [`MemoryKind::Overcommitted`]. Returns the placement.
     ///
     /// # Errors
     /// [`MemoryRefused`] if the limit itself is used up; nothing has changed then.
@@ -157,7 +156,7 @@ impl Ledger<'_> {
         MemoryRefused { asked, used, limit, bound }
     }
 
-    /// Notes that bytes were refused for good.
+    /// Records a refusal for good.
     pub fn note_refusal(&mut self, reason: RefusedFor, bytes: u64, now_ns: u64) {
         add(&self.0.refused_for[reason as usize], 1);
         if reason == RefusedFor::Device {
@@ -171,7 +170,7 @@ impl Ledger<'_> {
         self.0.refusals.put(refusals.saturating_add(1));
     }
 
-    /// Takes `bytes` even if they do not fit: for memory that the driver has taken already.
+    /// Charges `bytes` even if they do not fit: for memory that the driver has taken already.
     pub fn charge(&mut self, slot: usize, kind: MemoryKind, bytes: u64) {
         if let Some(slot) = self.slot(slot) {
             add(&slot.bytes[kind as usize], bytes);
@@ -179,10 +178,10 @@ impl Ledger<'_> {
         }
     }
 
-    /// Gives `bytes` back.
+    /// Releases `bytes`.
     ///
     /// # Errors
-    /// [`Damaged`] if the slot has fewer. It has none of that kind afterwards.
+    /// [`Damaged`] if the slot has fewer; it has none of that kind afterwards.
     pub fn release(&mut self, slot: usize, kind: MemoryKind, bytes: u64) -> Result<(), Damaged> {
         let index = slot;
         let Some(slot) = self.slot(slot) else { return Ok(()) };
@@ -193,7 +192,7 @@ impl Ledger<'_> {
         if given == bytes { Ok(()) } else { Err(Damaged { slot: index, asked: bytes, has }) }
     }
 
-    /// Sets what the slot has of one kind to `bytes`, even if they do not fit.
+    /// Sets the slot's bytes of one kind, even if they do not fit.
     pub fn set(&mut self, slot: usize, kind: MemoryKind, bytes: u64) {
         let Some(slot) = self.slot(slot) else { return };
         let had = slot.bytes[kind as usize].load(Relaxed);
@@ -204,7 +203,7 @@ impl Ledger<'_> {
         });
     }
 
-    /// Changes the sums that a kind counts towards.
+    /// Changes the sums to which a kind counts.
     fn sums(&self, kind: MemoryKind, change: impl Fn(&AtomicU64)) {
         change(&self.0.used);
         self.0.peak_bytes.fetch_max(self.used(), Relaxed);
@@ -213,25 +212,25 @@ impl Ledger<'_> {
         }
     }
 
-    /// What a slot has of one kind.
+    /// The slot's bytes of one kind.
     #[must_use]
     pub fn has(&self, slot: usize, kind: MemoryKind) -> u64 {
         self.slot(slot).map_or(0, |slot: &MemberSlot| slot.bytes[kind as usize].load(Relaxed))
     }
 
-    /// The session's limit in bytes, [`NO_LIMIT`](crate::layout::NO_LIMIT) for none.
+    /// The session's limit in bytes; [`NO_LIMIT`](crate::layout::NO_LIMIT): none.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.0.memory_limit.load(Relaxed)
     }
 
-    /// How many bytes may be on the device itself.
+    /// Bytes that may be on the device itself.
     #[must_use]
     pub fn real_limit(&self) -> u64 {
         self.0.memory_real.load(Relaxed).min(self.limit())
     }
 
-    /// Bytes in use by the session, wherever they are.
+    /// Bytes in use by the session, on the device and on the host.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.0.used.load(Relaxed)

@@ -1,10 +1,8 @@
-//! The ledger of a session on one device: which process has how many bytes, and how much time is
-//! left.
+//! The ledger of a session on one device: the bytes of each process, and the remaining GPU time.
 //!
-//! It is plain arithmetic over a page's fields: no I/O, no clock, no waiting. Only the holder of
-//! the page's lock hands out a [`Ledger`], so each change is one step for all other processes. A
-//! process may die between any two stores. The slots are the truth, and the sums are made from
-//! them.
+//! Plain arithmetic over a page's fields: no I/O, no clock, no waiting. Only the holder of the page's lock hands out a
+//! [`Ledger`], so each change is atomic for all other processes. A process may die between any two stores; the slots
+//! are authoritative, and the sums are recomputed from them.
 
 #[cfg(test)]
 mod death;
@@ -22,7 +20,7 @@ use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Writes into the ledger. The process may die before each store, and tests make it do so.
+/// Stores into the ledger. The process may die before each store, and tests make it do so.
 trait Put<T> {
     fn put(&self, value: T);
 }
@@ -42,7 +40,7 @@ macro_rules! put {
 put!(AtomicU32, u32);
 put!(AtomicU64, u64);
 
-/// The open ledger. Slots are named by index; an index out of range changes nothing.
+/// The open ledger. Slots are identified by index; an index out of range changes nothing.
 #[derive(Debug)]
 pub struct Ledger<'a>(&'a PageLayout);
 
@@ -63,7 +61,7 @@ impl<'a> Ledger<'a> {
         &self.0.slots[..end.min(self.0.slots.len())]
     }
 
-    /// Gives a slot to a process, after giving back what the slot held before.
+    /// Assigns a slot to a process, after releasing what the slot held before.
     pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64, now_ns: u64) {
         self.vacate(slot, now_ns);
         if self.0.first_used_ns.load(Relaxed) == 0 {
@@ -79,8 +77,8 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Gives back everything that a slot has, its lease included, and frees it. The session is charged for what
-    /// the device may have done for the process since it was last charged.
+    /// Releases everything that a slot holds, including its lease, and frees it. Charges the session for what the
+    /// device may have done for the process since its last charge.
     pub fn vacate(&mut self, slot: usize, now_ns: u64) {
         self.charge_death(slot, now_ns);
         let Some(slot) = self.slot(slot) else { return };

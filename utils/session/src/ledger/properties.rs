@@ -1,4 +1,4 @@
-//! The ledger against a model that is too simple to be wrong: a table of bytes by process and kind.
+//! Compares the ledger with a model that is too simple to be wrong: a table of bytes by process and kind.
 
 use super::death::{blank, dies_after, total};
 use super::{Ledger, MemoryBound, Placement};
@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// No time passes.
+/// Constant: no time passes.
 const NOW: u64 = 1_000_000;
 
 /// Processes of the session: neighbours, and one at the far end.
@@ -18,13 +18,13 @@ enum Op {
     Reserve(usize, MemoryKind, u64),
     ReserveAnywhere(usize, MemoryKind, u64),
     Charge(usize, MemoryKind, u64),
-    /// Reserves bytes and gives them back, as when the driver refuses the allocation.
+    /// Reserves bytes and releases them, as when the driver refuses the allocation.
     RollBack(usize, MemoryKind, u64),
     Release(usize, MemoryKind, u64),
     Set(usize, MemoryKind, u64),
-    /// The process ends, and this is noticed.
+    /// The process ends, which is noticed.
     Death(usize),
-    /// The process ends in the middle of a charge, before one of its stores; another takes over.
+    /// The process ends in the middle of a charge, before one of its stores, and another one takes over.
     DeathWithin(usize, MemoryKind, u64, u32),
     Resize(u64, u64),
 }
@@ -33,7 +33,7 @@ fn operations() -> impl Strategy<Value = Op> {
     let who = || 0..PROCESSES.len();
     let kind = || (0..MemoryKind::ALL.len()).prop_map(|index| MemoryKind::ALL[index]);
     let bytes = || prop_oneof![8 => 0..3_000_u64, 1 => Just(u64::MAX), 1 => Just(0)];
-    // Not the largest value: no sum may reach that one.
+    // Not the largest value, which no sum may reach.
     let limit = || prop_oneof![4 => 0..20_000_u64, 1 => Just(u64::MAX - 1)];
     prop_oneof![
         4 => (who(), kind(), bytes()).prop_map(|(p, k, b)| Op::Reserve(p, k, b)),

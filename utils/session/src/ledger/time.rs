@@ -1,16 +1,16 @@
-//! Device time: leases of the session's own account.
+//! GPU time in the ledger: leases of the session's own account.
 //!
-//! The session earns its share continuously, and pays for what its processes use. A process that
-//! holds a lease reports its use every few milliseconds and at the lease's end. Several processes
-//! may use the device at once. So their reports are lined up end to end, from the moment until
-//! which the session has been charged ([`PageLayout::busy_until_ns`](crate::layout::PageLayout)): together
-//! they are never charged more than the time that has passed.
+//! The session earns its share continuously, and pays for the use of its processes. A process with a lease reports its
+//! use every few milliseconds and at the lease's end. Several processes may use the device at once, so their reports
+//! are lined up end to end from the time until which the session has been charged
+//! ([`PageLayout::busy_until_ns`](crate::layout::PageLayout)): together they are never charged more than the time that
+//! has passed.
 //!
-//! Processes that keep the device busy by themselves take turns: the hardware would slice two of
-//! them at once, at a loss. Other processes hold the device at the same time.
+//! Dense processes take turns, because the hardware would time-slice them at a loss. Other processes hold the device at
+//! the same time.
 //!
-//! In the page of devices that are used together, a slot stands for a device of a process. All of them hold
-//! at the same time: what begins later joins, and their leases have one end.
+//! In the page of devices used together, a slot stands for a device of a process. All of them hold leases at the same
+//! time: later ones join, and their leases have one common end.
 
 use super::Ledger;
 use crate::clock;
@@ -20,16 +20,16 @@ use limits::bucket::{Bucket, balance_for};
 use limits::turns::{self, Handover, Mean, ratio_ppm};
 use limits::units::PPM_ONE;
 
-/// The shortest lease for a process that joins a sibling's.
+/// The shortest lease for a process that joins a sibling's lease.
 const SHORTEST_JOIN_NS: u64 = 2_000_000;
-/// How long past the end of its lease a process may keep its siblings waiting. One that is stopped,
-/// or has become another program, never reports that it is done.
+/// How long past the end of its lease a process may keep its siblings waiting: a process that is stopped, or has
+/// executed another program, never reports its end.
 pub const OVERDUE_NS: u64 = 2_000_000_000;
-/// How long the device goes on with a process's work after its death. Measured: 9 to 13 ms.
+/// How long the device continues a process's work after its death. Measured: 9 to 13 ms.
 pub const TAKEN_OFF_NS: u64 = 13_000_000;
 /// A waiting process that does not ask again within this time loses its place.
 pub const ASK_AGAIN_NS: u64 = 100_000_000;
-/// A process that waits beside a sibling's lease asks again this soon.
+/// A process that waits during a sibling's lease asks again after this time.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 /// When the session may next use the device's time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ fn is_holding(slot: &MemberSlot) -> bool {
     slot.pid.load(Relaxed) != 0 && slot.holding.load(Relaxed) == 1
 }
 
-/// Since when a process has waited; `None` if it does not wait, or asks no more.
+/// Since when a process has waited; `None` if it does not wait, or has stopped asking.
 fn waiting_since(slot: &MemberSlot, now_ns: u64) -> Option<u64> {
     let since = slot.waiting_since_ns.load(Relaxed);
     let asked = slot.charged_until_ns.load(Relaxed);
@@ -55,14 +55,14 @@ fn waiting_since(slot: &MemberSlot, now_ns: u64) -> Option<u64> {
     waits.then_some(since)
 }
 
-/// Whether a process is dense, as far as is known.
+/// Whether a process is known to be dense.
 fn is_dense(slot: &MemberSlot) -> bool {
     let utilization = slot.density_ppm.load(Relaxed);
     turns::is_dense((utilization > 0).then_some(utilization.into()))
 }
 
 impl Ledger<'_> {
-    /// The session's share; all of the device if the share is not enforced. Of several devices the least.
+    /// The session's share in millionths: all of the device if none is enforced, the least share for several devices.
     fn share(&self) -> u32 {
         if self.0.is_of_several() {
             let now = self.0.settled_at_ns.load(Relaxed);
@@ -81,7 +81,7 @@ impl Ledger<'_> {
         if self.0.is_of_several() { Handover::Together } else { Handover::OnThread }
     }
 
-    /// Adds what the share has earned until `now_ns`.
+    /// Credits what the share has earned until `now_ns`.
     fn settle(&mut self, now_ns: u64) -> Bucket {
         let mut bucket = Bucket {
             balance_ns: self.0.balance_ns.load(Relaxed),
@@ -100,8 +100,8 @@ impl Ledger<'_> {
         self.0.balance_ns.store(bucket.balance_ns, Relaxed);
     }
 
-    /// Asks for device time on behalf of a process. A process that gets [`Turn::In`] keeps its
-    /// place if it asks again within [`ASK_AGAIN_NS`].
+    /// Asks for a lease on behalf of a process. A process that gets [`Turn::In`] keeps its place if it asks again
+    /// within [`ASK_AGAIN_NS`].
     pub fn begin_lease(&mut self, slot: usize, now_ns: u64) -> Turn {
         let bucket = self.settle(now_ns);
         self.end_overdue_leases(now_ns);
@@ -110,8 +110,7 @@ impl Ledger<'_> {
         let handover = self.handover();
         let wanted = turns::entry_ns(share, handover.period_ns(), handover);
         let joining = self.0.holders.load(Relaxed) > 0;
-        // A dense process does not take the rest of a sibling's lease: with such a rest as its turn
-        // each time, it would get next to nothing.
+        // A dense process does not take the rest of a sibling's lease: such rests would give it next to nothing.
         let dense = self.slot(slot).is_some_and(is_dense);
         let least = if joining && !dense {
             wanted.min(balance_for(SHORTEST_JOIN_NS, share))
@@ -148,7 +147,7 @@ impl Ledger<'_> {
         }
     }
 
-    /// A device that is used together with others is held under a lease from elsewhere.
+    /// Records that a device used together with others is held under a lease from elsewhere.
     pub fn hold_elsewhere(&mut self, slot: usize, now_ns: u64, end_ns: u64) {
         if self.0.holders.load(Relaxed) == 0 {
             self.0.count_anew(now_ns);
@@ -162,8 +161,8 @@ impl Ledger<'_> {
         self.recount();
     }
 
-    /// Lets a device go on, whatever the session has left, because work on another one may wait for its. It is
-    /// charged as ever. `None`: nothing waits.
+    /// Grants a lease whatever the session has left, because work on another device may wait for this one. Charged as
+    /// usual. `None`: nothing waits.
     pub fn begin_called_lease(&mut self, slot: usize, now_ns: u64) -> Option<u64> {
         let left =
             clock::at_most(self.0.called_until_ns.load(Relaxed), now_ns).checked_sub(now_ns)?;
@@ -172,12 +171,12 @@ impl Ledger<'_> {
             return None;
         }
         self.settle(now_ns);
-        // The others do not join it.
+        // The other devices do not join this lease.
         self.hold_elsewhere(slot, now_ns, now_ns);
         Some(length)
     }
 
-    /// The latest end of a lease on the devices that are held.
+    /// The latest end of a lease on the held devices.
     fn latest_end(&self) -> u64 {
         let holders = self.used_slots().iter().filter(|slot| is_holding(slot));
         holders.map(|slot| slot.lease_end_ns.load(Relaxed)).max().unwrap_or(0)
@@ -191,12 +190,12 @@ impl Ledger<'_> {
         }
     }
 
-    /// A lease of several devices goes on as that of the first device did that asked.
+    /// Renews a lease of several devices as that of the first device that asked was renewed.
     fn renew_with_others(&self, slot: usize, now_ns: u64, length: Option<u64>) -> Turn {
         let (last, latest) = (self.0.last_end_ns.load(Relaxed), self.latest_end());
         let end = self.slot(slot).map_or(0, |slot| slot.lease_end_ns.load(Relaxed));
         match length {
-            // It only tells what still runs.
+            // The process only reports what still runs.
             _ if end <= now_ns => Turn::In(0),
             _ if latest > end => self.open(slot, latest.saturating_sub(now_ns), now_ns),
             Some(length) if end != last => self.open(slot, length, now_ns),
@@ -207,15 +206,15 @@ impl Ledger<'_> {
         }
     }
 
-    /// Notes that a process no longer waits for device time.
+    /// Records that a process no longer waits for a lease.
     pub fn stop_waiting(&mut self, slot: usize) {
         if let Some(slot) = self.slot(slot) {
             slot.waiting_since_ns.store(0, Relaxed);
         }
     }
 
-    /// Charges a holder for `used_ns` of the time since its last charge, and asks for the lease to
-    /// go on. [`Turn::In`]: the lease ends as planned.
+    /// Charges a holder for `used_ns` of the time since its last charge, and asks to renew its lease. [`Turn::In`]: the
+    /// lease ends as planned.
     pub fn renew_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> Turn {
         self.charge_holder(slot, now_ns, used_ns);
         let bucket = self.settle(now_ns);
@@ -232,9 +231,9 @@ impl Ledger<'_> {
         }
     }
 
-    /// Subtracts what a process used in the last `held_ns` under a lease from elsewhere from what was saved up here.
-    /// Otherwise the session would have two accounts. `sure_ns` is what it has used however its time
-    /// beside other sessions is counted: that much counts for [`Self::allowed_elsewhere`].
+    /// Subtracts use under a lease from elsewhere in the last `held_ns` from the savings here; otherwise the session
+    /// would have two accounts. `sure_ns`: the use that is certain, however overlapping sessions are accounted for; it
+    /// counts for [`Self::allowed_elsewhere`].
     pub fn used_elsewhere(
         &mut self,
         slot: usize,
@@ -252,8 +251,7 @@ impl Ledger<'_> {
         self.keep(bucket);
     }
 
-    /// The session is limited from now on. What it would have saved up by now is dropped; what it
-    /// owes stays.
+    /// Drops the savings when a limit begins; debts stay.
     pub fn forget_savings(&mut self, now_ns: u64) {
         let mut bucket = self.settle(now_ns);
         bucket.balance_ns = bucket.balance_ns.min(0);
@@ -269,14 +267,13 @@ impl Ledger<'_> {
         self.recount();
     }
 
-    /// Charges a dead process by the clock for all that the device may have done for it under its lease and that
-    /// it had not reported. That is the most that it can have used, not what it has used for sure: it does not count
-    /// for [`Self::allowed_elsewhere`].
+    /// Charges a dead process by the clock for everything that the device may have done under its lease and that it had
+    /// not reported. That is an upper bound, not certain use, so it does not count for [`Self::allowed_elsewhere`].
     pub(super) fn charge_death(&mut self, slot: usize, now_ns: u64) {
         let Some(record) = self.slot(slot).filter(|record| is_holding(record)) else { return };
         let from = record.charged_until_ns.load(Relaxed);
         let until = worked_until(record, now_ns);
-        // The page may hold any number here.
+        // The page may contain any number.
         if until > from && until.saturating_sub(now_ns) <= OVERDUE_NS {
             let used = (until - from).min(OVERDUE_NS);
             self.charge_use(slot, from.saturating_add(used), used);
@@ -291,7 +288,7 @@ impl Ledger<'_> {
         Turn::Granted(length)
     }
 
-    /// Charges a process for the use that it reports. That counts for [`Self::allowed_elsewhere`], too.
+    /// Charges a process for its reported use, which also counts for [`Self::allowed_elsewhere`].
     fn charge_holder(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         let told = self.slot(slot).map(|slot| slot.charged_until_ns.load(Relaxed));
         let charged = self.charge_use(slot, now_ns, used_ns);
@@ -301,7 +298,7 @@ impl Ledger<'_> {
         self.note_use(now_ns, now_ns.saturating_sub(told.unwrap_or(now_ns)), charged);
     }
 
-    /// Returns what was charged.
+    /// Charges a process for use; returns the time charged (ns).
     fn charge_use(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> u64 {
         let mut bucket = self.settle(now_ns);
         let Some(record) = self.slot(slot) else { return 0 };
@@ -319,8 +316,8 @@ impl Ledger<'_> {
         charge
     }
 
-    /// Whether this process has to wait: a sibling holds the device and must not share it with this
-    /// process, or a sibling has waited longer for its turn.
+    /// Whether this process has to wait: a sibling holds the device and must not share it with this process, or has
+    /// waited longer for its turn.
     fn has_to_wait_for_others(&self, slot: usize, now_ns: u64) -> bool {
         let Some(own) = self.slot(slot).filter(|_| !self.0.is_of_several()) else { return false };
         let (dense, since) = (is_dense(own), waiting_since(own, now_ns).unwrap_or(now_ns));
@@ -346,7 +343,7 @@ impl Ledger<'_> {
         others.filter(move |&(index, _)| index != slot).map(|(_, other)| other)
     }
 
-    /// Stops waiting for leases that ended long ago without a report. They are charged by the clock.
+    /// Ends leases that expired long ago without a report, and charges them by the clock.
     fn end_overdue_leases(&mut self, now_ns: u64) {
         let is_overdue = |slot: &MemberSlot| {
             let end = slot.lease_end_ns.load(Relaxed);
@@ -370,19 +367,18 @@ impl Ledger<'_> {
     }
 }
 
-/// Until when the device may have been working for a process that is found dead or standing still at `now_ns`.
+/// Until when the device may have worked for a process that is found dead or stopped at `now_ns`.
 fn worked_until(slot: &MemberSlot, now_ns: u64) -> u64 {
     let mark = slot.work();
     if !mark.is_said() {
-        // Of an older build: to the end of its lease.
+        // An older build does not set the mark: assume until the end of its lease.
         return slot.lease_end_ns.load(Relaxed);
     }
     let known = if mark.has_unknown() { now_ns } else { mark.until_ns().min(now_ns) };
     if known > slot.charged_until_ns.load(Relaxed) { known.saturating_add(TAKEN_OFF_NS) } else { 0 }
 }
 
-/// The mean of an earlier utilization in millionths (zero: unknown) and that of the last `held`
-/// nanoseconds.
+/// The mean of an earlier utilization (millionths; 0: unknown) and that of the last `held` nanoseconds.
 fn smoothed(density: u32, used: u64, held: u64) -> u32 {
     if held == 0 {
         return density;

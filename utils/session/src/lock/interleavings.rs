@@ -1,6 +1,6 @@
-//! All executions of the lock's protocol: the steps of some processes in any order, with deaths
-//! between any two steps. The decisions are those of [`Attempt`]. The rest is a model: the word,
-//! the file's locks, and the kernel that drops a process's locks when it ends.
+//! All executions of the lock's protocol: the steps of some processes in any order, with deaths between any two steps.
+//! The decisions are those of [`Attempt`]; the rest is a model: the word, the file's locks, and the kernel, which drops
+//! a process's locks when it ends.
 
 use super::{Attempt, Step, StepResult, number};
 use std::collections::{HashMap, VecDeque};
@@ -8,27 +8,27 @@ use std::collections::{HashMap, VecDeque};
 /// A process of the model.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Process {
-    /// On its way to the lock.
+    /// Is taking the lock.
     Tries(Attempt),
     /// Has the ledger open.
     Owns,
-    /// Has its slot and does nothing.
+    /// Has a slot and does nothing.
     Rests,
     Dead,
-    /// A new program that looks for a slot; it tries this one next.
+    /// A new program that looks for a slot, and tries this one next.
     Newcomer(usize),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct World {
     word: u32,
-    /// The process that holds the lock on each slot's byte. The kernel's record locks belong to
-    /// processes, so attempts and members do not differ here.
+    /// The process that locks each slot's byte. Record locks belong to processes, so attempts and members do not differ
+    /// here.
     bytes: Vec<Option<usize>>,
     /// The slot of each process.
     slot_of: Vec<usize>,
     processes: Vec<Process>,
-    /// How often any process may still begin anew, or die.
+    /// How often processes may still start anew, and die.
     rounds: u8,
     deaths: u8,
 }
@@ -59,7 +59,7 @@ impl World {
                 StepResult::Replaced
             }
             Step::Replace(_) => StepResult::Owner(self.word),
-            // The kernel does not report the asker's own lock.
+            // The kernel does not report the caller's own lock.
             Step::IsAlive(slot) => StepResult::Answer(self.bytes[slot].is_some_and(|by| by != who)),
             Step::LockSlot(slot) => {
                 let free = self.bytes[slot].is_none_or(|by| by == who);
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The state after a process's next step, if it does not die; `None`: it has nothing to do.
+    /// The state after a process's next step without dying; `None`: it has nothing to do.
     fn goes_on(&self, who: usize) -> Option<Self> {
         let mut next = self.clone();
         next.processes[who] = match &self.processes[who] {
@@ -106,7 +106,7 @@ impl World {
         Some(next)
     }
 
-    /// The state after a process's death, with a new process in its place that looks for a slot.
+    /// The state after a process's death, or after its replacement by a new process that looks for a slot.
     fn dies(&self, who: usize) -> Option<Self> {
         match self.processes[who] {
             Process::Dead if self.rounds > 0 => {
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// From here on no process dies, and all go on in turn: each that wants the lock gets it.
+    /// From here on no process dies and all take turns: each that wants the lock gets it.
     fn comes_to_rest(&self) {
         let mut world = Self { rounds: 0, deaths: 0, ..self.clone() };
         for _ in 0..60 {

@@ -1,12 +1,12 @@
-//! The lock that opens the ledger: which process may take it, and from whom.
+//! The lock of the ledger: which process may take it, and from whom.
 //!
-//! A word of the page names the owner: its slot's index plus one. A slot belongs to the process
-//! that locks the slot's byte of the file. The kernel drops that lock when the process ends. The
-//! lock of a dead owner is taken over. During the takeover its slot's byte is kept locked: a new
-//! process in that slot would own the lock by the same number.
+//! A word of the page names the owner: its slot's index plus one. A slot belongs to the process that locks the slot's
+//! byte of the file; the kernel drops that lock when the process ends. The lock of a dead owner is taken over. During
+//! the takeover the dead owner's byte is kept locked, because a new process in that slot would own the lock by the same
+//! number.
 //!
-//! This module decides the next step only; it carries out none. So tests can put every other
-//! process's steps, and its death, between any two steps.
+//! Pure: this module decides only the next step. So tests can put every other process's steps, and its death, between
+//! any two steps.
 
 #[cfg(test)]
 mod interleavings;
@@ -14,17 +14,17 @@ mod interleavings;
 /// One step of an attempt, for the caller to carry out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Step {
-    /// Replace this value of the word by one's own number.
+    /// Replace this value of the word by the own number.
     Replace(u32),
-    /// Ask whether this slot's process lives.
+    /// Query whether this slot's process is alive.
     IsAlive(usize),
     /// Lock this slot's byte.
     LockSlot(usize),
-    /// Unlock it again.
+    /// Unlock this slot's byte again.
     UnlockSlot(usize),
     /// Nothing more to do: the lock is taken.
     Taken {
-        /// The earlier owner may have left half-changed sums, so recount them.
+        /// Whether the sums have to be recomputed, because the earlier owner may have left them half-changed.
         recount: bool,
     },
     /// The word names no possible owner.
@@ -36,7 +36,7 @@ pub(crate) enum Step {
 pub(crate) enum StepResult {
     /// [`Step::Replace`]: done.
     Replaced,
-    /// [`Step::Replace`]: this other value was there.
+    /// [`Step::Replace`]: the word had this other value.
     Owner(u32),
     /// [`Step::IsAlive`], [`Step::LockSlot`]
     Answer(bool),
@@ -50,28 +50,27 @@ pub(crate) struct Attempt {
     slot: usize,
     slots: usize,
     next: Step,
-    /// A dead owner's slot whose byte is held meanwhile, and whether the takeover succeeded.
+    /// The dead owner's slot whose byte is locked meanwhile, and whether the takeover succeeded.
     over: Option<(usize, bool)>,
 }
 
-/// The number that a slot's process writes into the word.
+/// The word's value for the process in a slot.
 pub(crate) fn number(slot: usize) -> u32 {
     u32::try_from(slot + 1).unwrap_or(u32::MAX)
 }
 
 impl Attempt {
-    /// An attempt by the process on `slot`; the page has `slots` of them.
+    /// An attempt by the process in `slot`; the page has `slots` of them.
     pub(crate) const fn new(slot: usize, slots: usize) -> Self {
         Self { slot, slots, next: Step::Replace(0), over: None }
     }
 
-    /// What to do next.
+    /// The next step.
     pub(crate) const fn next(&self) -> Step {
         self.next
     }
 
-    /// Continues after a step. If the attempt begins anew because another owner took the lock,
-    /// returns that owner.
+    /// Continues after a step. Returns the owner if the attempt starts over because another process took the lock.
     pub(crate) fn saw(&mut self, seen: StepResult) -> Option<u32> {
         let again = |owner| (Step::Replace(0), Some(owner));
         let (next, waits_for) = match (self.next, seen) {
@@ -106,8 +105,7 @@ impl Attempt {
 
     fn look_at(&self, owner: u32) -> Step {
         match (owner as usize).checked_sub(1) {
-            // A former process in this slot left it: the threads of this process exclude each
-            // other.
+            // Left by a former process in this slot, because the threads of this process exclude each other.
             Some(slot) if slot == self.slot => Step::Replace(owner),
             Some(slot) if slot < self.slots => Step::IsAlive(slot),
             Some(_) => Step::Impossible(owner),

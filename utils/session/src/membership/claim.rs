@@ -1,4 +1,4 @@
-//! Finding a slot.
+//! Finds and locks a slot for a new member.
 
 use crate::layout::MemberSlot;
 use crate::page::slot_lock::{self, Search, SlotLock};
@@ -6,13 +6,13 @@ use crate::process::ProcessIdentity;
 use crate::{Page, PageError};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How many slots a session's first process searches for a free one.
+/// Slots that a session's first process searches.
 const FIRST_ROW: usize = 64;
 
-/// Finds a slot that no living process has, and locks it.
+/// Finds a slot without a living process, and locks it.
 ///
-/// Processes that start together begin at different slots. While there are few processes, only low
-/// slots are used: every recount has to read all slots that were ever used.
+/// Processes that start together begin at different slots. A small session uses only low slots, because every recount
+/// reads all slots ever used.
 pub(super) fn find_slot(page: &Page, me: ProcessIdentity) -> Result<(usize, SlotLock), PageError> {
     let layout = page.look()?;
     let count = layout.slots.len();
@@ -22,13 +22,13 @@ pub(super) fn find_slot(page: &Page, me: ProcessIdentity) -> Result<(usize, Slot
     let mut search = Search::new(page);
     let mut row = FIRST_ROW.min(count);
     loop {
-        // First the free slots, then those of dead processes.
+        // First free slots, then those of dead processes.
         for take_over in [false, true] {
             for slot in (0..row).map(|offset| (me.pid as usize + offset) % row) {
                 if has_owner(slot) != take_over || !search.lock(slot).map_err(io)? {
                     continue;
                 }
-                // The process may live, and have lost its lock.
+                // The process may be alive, and have lost its lock.
                 let lives = |record: &MemberSlot| {
                     let process = slot_lock::process_of(record);
                     let may_lack_lock = process.pid != 0 && !slot_lock::lock_is_kept(record);

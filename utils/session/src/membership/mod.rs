@@ -1,4 +1,4 @@
-//! A process's slot in a page, and the ledger that it opens from there.
+//! A process's slot in a page, through which it opens the ledger.
 
 mod claim;
 
@@ -15,34 +15,33 @@ use core::time::Duration;
 use rustix::thread::Timespec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How often to try spinning, and then yielding the processor, before looking at the owner.
+/// Attempts by spinning, then by yielding the processor, before the owner is checked.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 20;
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
-/// How long a living owner may keep the ledger open, and how long the same one may the next time.
+/// How long to wait for a living owner, and how long for the same owner the next time.
 const PATIENCE: Duration = Duration::from_millis(500);
 const IMPATIENCE: Duration = Duration::from_millis(10);
-/// The sums are recomputed once in `AUDIT` openings, plus `AUDIT_PER_SLOT` for each slot that has
-/// to be read. So the mean cost of an opening does not grow with the session.
+/// The sums are recomputed once in `AUDIT + AUDIT_PER_SLOT * slots` openings, so the mean cost of an opening does not
+/// grow with the session.
 const AUDIT: usize = 64;
 const AUDIT_PER_SLOT: usize = 4;
 
-/// This process's slot in a page, which makes it a member of the session. One per process and page, and in the
-/// page of devices that are used together one per device: see `slot_lock`.
+/// This process's slot in a page, which makes it a member of the session. One per process and page; in the page of
+/// devices used together, one per device: see `slot_lock`.
 #[derive(Debug)]
 pub struct Membership {
     page: Page,
     slot: usize,
     identity: ProcessIdentity,
-    /// Lets one thread of this process in at a time, so that the owner in the page is always
-    /// another process.
+    /// Lets one thread of this process in at a time, so that the owner in the page is always another process.
     threads: Mutex<KnownHoldings>,
     owed: Owed,
-    /// Shows others that this process lives.
+    /// Shows other processes that this process is alive.
     lock: SlotLock,
 }
 
-/// The others wait while this process does something for the first time.
+/// Guard: other processes wait while this process creates the session's first context.
 #[derive(Debug)]
 pub struct First<'a>(&'a Page);
 
@@ -52,28 +51,28 @@ impl Drop for First<'_> {
     }
 }
 
-/// Bytes to give back that could not be recorded yet, by kind.
+/// Bytes to release that could not be recorded yet, by kind.
 #[derive(Debug, Default)]
 struct Owed {
     any: AtomicBool,
     bytes: [AtomicU64; 8],
 }
 
-/// What this process knows by itself, independent of the page.
+/// This process's knowledge, independent of the page.
 #[derive(Debug, Default)]
 struct KnownHoldings {
-    /// What its slot held when it last closed the ledger.
+    /// The slot's bytes when the ledger was last closed.
     bytes: [u64; 8],
-    /// How many openings since the sums were last recomputed.
+    /// Openings since the sums were last recomputed.
     openings: usize,
-    /// The slot number of the owner that it last waited for in vain.
+    /// The number of the owner last waited for in vain.
     kept_open_by: Option<u32>,
-    /// Why the page is no longer trusted.
+    /// The reason why the page is no longer trusted.
     damaged: Option<String>,
 }
 
-/// The open ledger: no other process can change it. It is held for the few stores of one change,
-/// never while anything else is called.
+/// The open ledger, which no other process can change. Held for the few stores of one change, never while anything else
+/// is called.
 #[derive(Debug)]
 pub struct LedgerGuard<'a> {
     layout: &'a PageLayout,
@@ -105,11 +104,10 @@ impl Drop for LedgerGuard<'_> {
 }
 
 impl Membership {
-    /// Takes a slot that no living process has.
+    /// Takes a slot without a living process.
     ///
     /// # Errors
-    /// [`PageError::Full`]; [`PageError::Io`] if the file's locks do not work; and those of
-    /// [`Membership::ledger`].
+    /// [`PageError::Full`]; [`PageError::Io`] if the file's locks do not work; and the errors of [`Membership::open`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let identity = ProcessIdentity::own();
         let (slot, lock) = claim::find_slot(&page, identity)?;
@@ -121,7 +119,7 @@ impl Membership {
         Ok(membership)
     }
 
-    /// Enters this process in its slot.
+    /// Writes this process into its slot.
     fn enroll(&self, ledger: &mut Ledger<'_>) {
         let ProcessIdentity { pid, start_time } = self.identity;
         ledger.enroll(self.slot, pid, self.lock.marked(start_time), clock::now_ns());
@@ -147,23 +145,23 @@ impl Membership {
         self.page.look()
     }
 
-    /// Opens the ledger. Waits for another process that has it open, normally for some nanoseconds.
-    /// If that process died while it had the ledger open, the sums are recomputed from the slots.
+    /// Opens the ledger. Waits for another process that has it open, normally for some nanoseconds. If that process has
+    /// died, the sums are recomputed from the slots.
     ///
     /// # Errors
-    /// [`PageError::Damaged`] if the page has been damaged, and at each later call.
-    /// [`PageError::Busy`] if a living process keeps the ledger open.
+    /// [`PageError::Damaged`] if the page has been damaged, and at each later call. [`PageError::Busy`] if a living
+    /// process keeps the ledger open.
     pub fn open(&self) -> Result<LedgerGuard<'_>, PageError> {
         self.enter(Purpose::Working)
     }
 
-    /// Gives bytes back at the next opening of the ledger. For when it cannot be opened now.
+    /// Releases bytes at the next opening of the ledger, because it cannot be opened now.
     pub fn owe(&self, kind: MemoryKind, bytes: u64) {
         self.owed.bytes[kind as usize].fetch_add(bytes, Relaxed);
         self.owed.any.store(true, Release);
     }
 
-    /// Records the bytes that could not be recorded when they were given back.
+    /// Records the bytes owed from earlier releases.
     fn pay(&self, ledger: &mut Ledger<'_>) {
         if !self.owed.any.load(Relaxed) || !self.owed.any.swap(false, AcqRel) {
             return;
@@ -176,7 +174,7 @@ impl Membership {
     }
 
     fn enter(&self, purpose: Purpose) -> Result<LedgerGuard<'_>, PageError> {
-        // A thread that panicked with the ledger open left nothing that a recount would not repair.
+        // If a thread panicked with the ledger open, a recount repairs the sums.
         let mut own = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = &own.damaged {
             return Err(self.damaged(reason.clone()));
@@ -219,7 +217,7 @@ impl Membership {
     fn own_slot(&self, guard: &mut LedgerGuard<'_>) -> Result<(), String> {
         let slot = guard.slot;
         let found = slot_lock::process_of(slot);
-        // Each value is read on its own, as each was written on its own.
+        // Each value is compared on its own, as each was written on its own.
         let pairs = slot.bytes.iter().zip(&guard.own.bytes);
         let (same, sum) = pairs.fold((true, 0_u64), |(same, sum), (cell, &own)| {
             (same & (cell.load(Relaxed) == own), sum.saturating_add(own))
@@ -233,7 +231,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Handles a slot that does not hold what this process wrote there.
+    /// Handles a slot whose contents differ from what this process wrote.
     #[cold]
     fn own_slot_again(
         &self,
@@ -248,7 +246,7 @@ impl Membership {
                 self.slot, found.pid, self.identity.pid
             ));
         }
-        // Another process took this one for dead and gave its slot's contents back.
+        // Another process took this one for dead and released the slot's contents.
         self.enroll(guard);
         for (cell, value) in slot.bytes.iter().zip(own) {
             cell.store(value, Relaxed);
@@ -303,36 +301,35 @@ impl Membership {
                 let pid = layout.slots.get(slot).map_or(0, |slot| slot.pid.load(Relaxed));
                 return Err(PageError::Busy { path: self.page.path().to_owned(), pid, slot });
             }
-            // Not a cancellation point, as the standard library's would be.
+            // Not a cancellation point, unlike the standard library's function.
             let _ = rustix::thread::nanosleep(&NAP);
-            // The file may have been cut short meanwhile.
+            // The file may have been truncated meanwhile.
             self.page.look()?;
         }
     }
 
-    /// Whether a slot's process lives. This process before an `exec` does not count.
+    /// Whether a slot's process is alive. This process before an `execve` is not.
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
         slot == self.slot || slot_lock::is_alive(&self.page, slot, record, self.identity)
     }
 
-    /// Records that this process is alive at `now_ns` on `CLOCK_MONOTONIC` and still waits for its
-    /// lease's work.
+    /// Records that at `now_ns` (`CLOCK_MONOTONIC`) this process is alive and still waits for its lease's work.
     pub fn still_holding(&self, now_ns: u64) {
         if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
             slot.lease_end_ns.fetch_max(now_ns, Relaxed);
         }
     }
 
-    /// Lets this process go first, until the result is dropped or the process ends. `None`: another
-    /// process of the session does, or nobody can be kept waiting.
+    /// Lets this process create the session's first context, until the guard is dropped or the process ends. `None`:
+    /// another process does, or waiting is impossible.
     #[must_use]
     pub fn go_first(&self) -> Option<First<'_>> {
         let locked = slot_lock::lock(&self.page, slot_lock::FIRST_CONTEXT);
         matches!(locked, Ok(true)).then_some(First(&self.page))
     }
 
-    /// Gives back what dead processes left, and returns how many there were.
+    /// Releases what dead processes left; returns how many there were.
     ///
     /// # Errors
     /// As for [`Membership::ledger`].
@@ -345,8 +342,7 @@ impl Membership {
         };
         let mut dead = 0;
         for slot in (0..high_water(layout)).filter(|&slot| is_dead(slot)) {
-            // Checked again with the ledger open: the slot may have been cleared and taken anew
-            // since.
+            // Checked again with the ledger open, because the slot may have been cleared and reused since.
             let mut ledger = self.open()?;
             if is_dead(slot) {
                 ledger.vacate(slot, clock::now_ns());
@@ -356,14 +352,13 @@ impl Membership {
         Ok(dead)
     }
 
-    /// Runs [`Membership::reap`], unless a process of the session did so within `period`, and
-    /// returns the page's fields.
+    /// Runs [`Membership::reap`] unless a process of the session did so within `period`; returns the page's fields.
     ///
     /// # Errors
     /// As for [`Membership::ledger`].
     pub fn look_reaped(&self, period: Duration) -> Result<&PageLayout, PageError> {
         let layout = self.look()?;
-        // A moment far in the future is invalid; one just ahead may come from another CPU's clock.
+        // A time far in the future is invalid; one slightly ahead may come from another CPU's clock.
         let since = layout.reaped_at_ns.load(Relaxed).abs_diff(clock::tick_ns());
         if since >= nanoseconds(period) {
             self.reap()?;
@@ -372,7 +367,7 @@ impl Membership {
     }
 }
 
-/// Whether the ledger is opened for work, or to become a member.
+/// Whether the ledger is opened by a member, or to become one.
 #[derive(Clone, Copy)]
 enum Purpose {
     Working,

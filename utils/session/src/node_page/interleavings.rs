@@ -1,4 +1,4 @@
-//! The reader's protocol with steps of a writer between any two of its own.
+//! The reader's protocol, with steps of a writer between any two of its own.
 
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
@@ -9,7 +9,7 @@ use limits::GpuId;
 use super::words::{self, WORDS, Words, read, stores};
 use super::{NodeDevice, NodeFigures, NodeHealth};
 
-/// Every field says which write it is of.
+/// Figures in which every field tells the write.
 fn figures(number: u64) -> NodeFigures {
     let device = |_| NodeDevice {
         uuid: GpuId::from_bytes([number as u8; 16]),
@@ -20,12 +20,12 @@ fn figures(number: u64) -> NodeFigures {
         health: NodeHealth::Healthy,
         read_ns: number,
     };
-    // The count changes, too.
+    // The number of devices changes as well.
     NodeFigures { written_ns: number, devices: (0..1 + number % 2).map(device).collect() }
 }
 
-/// A page to which another one writes while it is read: some stores before each load of the reader, from one moment on
-/// and up to another.
+/// A page to which another thread writes while it is read: `at_once` stores before each load of the reader, beginning
+/// with load `from`.
 struct Written {
     words: Box<[AtomicU64; WORDS]>,
     steps: Vec<(usize, u64)>,
@@ -36,7 +36,7 @@ struct Written {
 }
 
 impl Written {
-    /// Two writes follow on a first one.
+    /// One completed write, then two more as steps.
     fn new(from: usize, at_once: usize) -> Self {
         let words = Box::new([const { AtomicU64::new(0) }; WORDS]);
         words::write_head(&*words);
@@ -49,7 +49,7 @@ impl Written {
             steps.push((count, during));
             steps.extend(stores(&figures(write + 2)));
             steps.push((count, during + 1));
-            // A pause: stores to a word that means nothing.
+            // A pause: stores to an unused word.
             steps.extend([(7, 0); 60]);
         }
         Self { words, steps, done: Cell::new(0), loads: Cell::new(0), from, at_once }
@@ -102,6 +102,6 @@ fn no_read_is_torn_whenever_the_page_is_written() {
             seen[found.written_ns as usize] += 1;
         }
     }
-    // Each of the three was read.
+    // Each of the three writes was read.
     assert!(seen[1..].iter().all(|&count| count > 0), "{seen:?}");
 }

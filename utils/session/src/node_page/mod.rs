@@ -1,12 +1,11 @@
-//! The page of the node: what the daemon sees of the devices, for every process that may map it. Nobody but the
-//! daemon writes there.
+//! The page of the node: the daemon's observations of the devices, for every process that may map it. Only the daemon
+//! writes.
 //!
-//! The daemon keeps it beside its socket, under the socket's name with `.devices` behind it. It makes a new file at
-//! its start, which gets its name when it is whole, and removes it at its end. A file that is not written any more
-//! shows by its age.
+//! The daemon keeps the page beside its socket, under the socket's name plus `.devices`. It creates a new file when it
+//! starts, names it once it is complete, and removes it when it ends. An abandoned file shows by its age.
 //!
-//! * `words`: what stands where, and how it is read while it is being written; no I/O;
-//! * `writer`, `reader`: the file.
+//! * `words`: the layout, and how it is read during a write; no I/O
+//! * `writer`, `reader`: the file
 
 #[cfg(test)]
 mod interleavings;
@@ -23,19 +22,19 @@ pub use reader::NodePage;
 pub use words::{LENGTH, MOST_DEVICES, VERSION};
 pub use writer::NodePageWriter;
 
-/// What the page says.
+/// The contents of the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFigures {
-    /// When it was written, on [`crate::clock::now_ns`].
+    /// When it was written ([`crate::clock::now_ns`]).
     pub written_ns: u64,
     /// The devices, in the driver's order.
     pub devices: Vec<NodeDevice>,
 }
 
-/// The daemon writes once a second. A page that is older than this is of one that has stopped.
+/// The daemon writes once a second; an older page belongs to a daemon that has stopped.
 const STALE_NS: u64 = 5_000_000_000;
 
-/// Where the page of a daemon is that listens there.
+/// The path of the page of the daemon that listens at `socket`.
 #[must_use]
 pub fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
@@ -43,7 +42,7 @@ pub fn beside(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// What the page beside a daemon's socket says, if the daemon writes it now.
+/// The contents of the page beside a daemon's socket, if the page is fresh.
 #[must_use]
 pub fn current_beside(socket: &Path) -> Option<NodeFigures> {
     let figures = NodePage::open(&beside(socket)).ok()?.read().ok()?;
@@ -51,80 +50,80 @@ pub fn current_beside(socket: &Path) -> Option<NodeFigures> {
 }
 
 impl NodeFigures {
-    /// Whether a daemon writes it now.
+    /// Whether the page is fresh.
     #[must_use]
     pub const fn is_current(&self, now: u64) -> bool {
         self.age_ns(now) < STALE_NS
     }
 
-    /// How long ago it was written, in nanoseconds, or how far ahead that moment is. A daemon that sees its devices writes once a second.
+    /// The page's age in nanoseconds, or how far ahead its time is.
     #[must_use]
     pub const fn age_ns(&self, now: u64) -> u64 {
         now.abs_diff(self.written_ns)
     }
 }
 
-/// What the page says of a device. What the driver does not tell is `None`.
+/// A device in the page; `None`: the driver does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeDevice {
-    /// Which.
+    /// The device's UUID.
     pub uuid: GpuId,
-    /// All of its memory, in bytes.
+    /// Total memory, in bytes.
     pub memory_total: Option<u64>,
-    /// What is not free of it, in bytes: what processes have, and what the driver keeps for itself.
+    /// Memory not free, in bytes: that of processes, and that which the driver keeps for itself.
     pub memory_used: Option<u64>,
-    /// Part of the time in which a kernel ran, in percent.
+    /// Time in which a kernel ran, in percent (`nvmlUtilization_t.gpu`).
     pub sm_percent: Option<u8>,
-    /// Part of the time in which its memory was read or written, in percent.
+    /// Time in which memory was read or written, in percent (`nvmlUtilization_t.memory`).
     pub memory_percent: Option<u8>,
-    /// Whether leases are granted on it.
+    /// Whether leases are granted on the device.
     pub health: NodeHealth,
-    /// When its figures were read, on [`crate::clock::now_ns`].
+    /// When the figures were read ([`crate::clock::now_ns`]).
     pub read_ns: u64,
 }
 
 /// Whether leases are granted on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeHealth {
-    /// They are.
+    /// Leases are granted.
     Healthy,
-    /// They are not, because the device is unhealthy.
+    /// No leases, because the device is unhealthy.
     Unhealthy,
 }
 
-/// Why the page cannot be used.
+/// The reason why the page cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NodePageError {
     /// The system refused.
     #[error("page of the node: {what}: {source}")]
     Io {
-        /// What was wanted.
+        /// The failed operation.
         what: &'static str,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another user made it.
+    /// Another user created the file.
     #[error("page of the node: owned by user {found}; expected this user or root")]
     Stranger {
-        /// Whose it is.
+        /// The file's user.
         found: u32,
     },
-    /// No page.
+    /// Not a page.
     #[error("page of the node: wrong beginning, or truncated")]
     NoPage,
-    /// Something else has the name.
+    /// A file of another kind has the name.
     #[error("page of the node: {0} is something else, and is left alone")]
     Taken(PathBuf),
-    /// A version that is not read here.
+    /// An unsupported version.
     #[error("page of the node: version {0}; expected {VERSION}")]
     Version(u64),
-    /// Its numbers cannot be.
+    /// An impossible number of devices.
     #[error("page of the node: {0} devices; expected at most {MOST_DEVICES}")]
     Devices(u64),
-    /// It was written to all the time.
+    /// The page was written during each attempt.
     #[error("page of the node: it changed during each of {0} attempts to read it")]
     Busy(u32),
-    /// The process has no room for one more mapping.
+    /// This process has mapped too many pages.
     #[error("page of the node: this process has mapped too many pages")]
     TooMany,
 }

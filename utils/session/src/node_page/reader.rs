@@ -1,4 +1,4 @@
-//! The other processes' side of the page of the node.
+//! The readers' side of the page of the node.
 
 use core::sync::atomic::AtomicU64;
 use std::fs::File;
@@ -13,10 +13,10 @@ use super::words::{self, WORDS};
 use super::{LENGTH, NodeFigures, NodePageError};
 use crate::page::fault::{self, Range};
 
-/// A page of the node, mapped to be read only.
+/// A page of the node, mapped read-only.
 #[derive(Debug)]
 pub struct NodePage {
-    /// `None` only while it is dropped: before the memory is given back.
+    /// `None` only during drop, before the memory is unmapped.
     range: Option<Range>,
     start: ptr::NonNull<[AtomicU64; WORDS]>,
 }
@@ -27,7 +27,8 @@ unsafe impl Send for NodePage {}
 unsafe impl Sync for NodePage {}
 
 impl NodePage {
-    /// Maps the page at a path. Only root's and this user's are: others may have put anything there.
+    /// Maps the page at a path. Only pages of root and of this user are accepted: other users could have written
+    /// anything.
     ///
     /// # Errors
     /// [`NodePageError`]
@@ -61,10 +62,10 @@ impl NodePage {
         Ok(page)
     }
 
-    /// What it says, as of one moment.
+    /// A consistent copy of the contents.
     ///
     /// # Errors
-    /// [`NodePageError`]; a page that was cut short meanwhile is [`NodePageError::NoPage`].
+    /// [`NodePageError`]; [`NodePageError::NoPage`] if the page was truncated meanwhile.
     pub fn read(&self) -> Result<NodeFigures, NodePageError> {
         // SAFETY: the mapping is that long, page-aligned, and lives as long as `self`. Any bytes are valid atomics.
         // Where the file is cut short, the handler for pages maps zeros.

@@ -1,7 +1,7 @@
-//! What stands where in the page of the node. It is made of words of 64 bits in the machine's order.
+//! The layout of the page of the node: 64-bit words in the machine's byte order.
 //!
-//! Word 2 counts the writes: it is odd during one. A reader that finds the same even number before and after has
-//! read nothing torn. Later versions of the same number may make a device's entry longer, and put more behind the
+//! Word 2 counts the writes, and is odd during one. A reader that finds the same even number before and after has a
+//! consistent copy. Later writers of the same version may make a device's entry longer, and append more after the
 //! devices.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -13,15 +13,15 @@ use super::{NodeDevice, NodeFigures, NodeHealth, NodePageError};
 
 /// The version of the layout.
 pub const VERSION: u64 = 1;
-/// How many devices there can be.
+/// The most devices in the page.
 pub const MOST_DEVICES: usize = 64;
-/// Words before the devices.
+/// Number of words before the devices.
 const HEAD: usize = 8;
-/// Words of a device.
+/// Number of words per device.
 const ENTRY: usize = 8;
-/// Words of the page.
+/// Number of words of the page.
 pub(super) const WORDS: usize = HEAD + MOST_DEVICES * ENTRY;
-/// Bytes of the page.
+/// Length of the page in bytes.
 pub const LENGTH: usize = WORDS * size_of::<u64>();
 
 const MAGIC: u64 = u64::from_le_bytes(*b"sluicend");
@@ -31,19 +31,19 @@ const AT_COUNT_OF_WRITES: usize = 2;
 const AT_WRITTEN: usize = 3;
 const AT_DEVICES: usize = 4;
 const AT_ENTRY: usize = 5;
-/// A number, or a percentage, that is not known.
+/// An unknown number, and an unknown percentage.
 const NONE: u64 = u64::MAX;
 const NO_PERCENT: u64 = u8::MAX as u64;
-/// How often it is tried to read it. A write takes about a microsecond, once a second.
+/// Attempts to read a consistent copy. A write takes about a microsecond, once a second.
 const ATTEMPTS: u32 = 1_000;
 
-/// The words of a page, wherever they are.
+/// The words of a page, in shared memory or in a test.
 pub(super) trait Words {
     fn load(&self, at: usize) -> u64;
     fn store(&self, at: usize, value: u64);
-    /// The count of writes, before anything else is read.
+    /// The count of writes, read before anything else.
     fn begin(&self) -> u64;
-    /// The same, after everything else was read.
+    /// The count of writes, read after everything else.
     fn end(&self) -> u64;
 }
 
@@ -68,7 +68,7 @@ impl Words for [AtomicU64; WORDS] {
     }
 }
 
-/// Whether a file that begins so is a page, of any version.
+/// Whether a file with this beginning is a page, of any version.
 pub(super) fn is_page(beginning: [u8; 8]) -> bool {
     u64::from_ne_bytes(beginning) == MAGIC
 }
@@ -82,7 +82,7 @@ pub(super) fn write_head(words: &impl Words) {
     }
 }
 
-/// The stores of a write, in their order. Devices beyond those that have room are left out.
+/// The stores of a write, in order. Devices that do not fit are left out.
 pub(super) fn stores(figures: &NodeFigures) -> Vec<(usize, u64)> {
     let count = figures.devices.len().min(MOST_DEVICES);
     let mut stores = vec![(AT_WRITTEN, figures.written_ns), (AT_DEVICES, count as u64)];
@@ -93,10 +93,10 @@ pub(super) fn stores(figures: &NodeFigures) -> Vec<(usize, u64)> {
     stores
 }
 
-/// Writes all of it.
+/// Writes the whole page.
 pub(super) fn write(words: &[AtomicU64; WORDS], figures: &NodeFigures) {
     let count = &words[AT_COUNT_OF_WRITES];
-    // Odd also where an earlier writer has left it so.
+    // Odd even if an earlier writer has left it odd.
     let during = count.load(Relaxed) | 1;
     count.store(during, Relaxed);
     fence(Release);
@@ -106,7 +106,7 @@ pub(super) fn write(words: &[AtomicU64; WORDS], figures: &NodeFigures) {
     count.store(during.wrapping_add(1), Release);
 }
 
-/// Reads all of it, as it was at one moment.
+/// Reads a consistent copy.
 pub(super) fn read(words: &(impl Words + ?Sized)) -> Result<NodeFigures, NodePageError> {
     if words.load(AT_MAGIC) != MAGIC {
         return Err(NodePageError::NoPage);
@@ -176,7 +176,7 @@ fn device([high, low, total, used, small, read_ns, ..]: [u64; ENTRY]) -> NodeDev
         memory_used: known(used),
         sm_percent: percent(0),
         memory_percent: percent(8),
-        // What is not known is not trusted.
+        // Unknown values count as unhealthy.
         health: if small >> 16 & 0xff == 0 { NodeHealth::Healthy } else { NodeHealth::Unhealthy },
         read_ns,
     }
@@ -213,7 +213,7 @@ mod tests {
         write(&words, &figures);
         assert_eq!(read(&words).unwrap(), figures);
         assert_eq!(figures.age_ns(11), 2);
-        // More than there is room for.
+        // More devices than fit.
         let more = NodeFigures { written_ns: 9, devices: (0..99).map(device).collect() };
         write(&words, &more);
         assert_eq!(read(&words).unwrap(), figures);

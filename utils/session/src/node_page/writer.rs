@@ -14,21 +14,21 @@ use super::words::{self, WORDS};
 use super::{LENGTH, NodeFigures, NodePageError};
 use crate::page::fault::{self, Range};
 
-/// A page of the node that this process writes. It is removed with this.
+/// A page of the node that this process writes; removed on drop.
 #[derive(Debug)]
 pub struct NodePageWriter {
     path: PathBuf,
-    /// The file's number.
+    /// The file's inode.
     file: u64,
-    /// Before `map`, so that it is dropped first. Whoever can write to the file, as other programs of this user can,
-    /// can also cut it short.
+    /// Declared before `map`, so that it is dropped first. Other programs of this user can write to the file, and
+    /// truncate it.
     _range: Range,
     map: MmapRaw,
 }
 
 impl NodePageWriter {
-    /// Makes an empty page. One that is there already is replaced: who has it mapped sees it age. Root's can be read
-    /// by everybody, another user's by that user.
+    /// Creates an empty page. Replaces an existing page, which ages for those who have it mapped. Root's page is
+    /// readable by everyone, another user's by that user.
     ///
     /// # Errors
     /// [`NodePageError::Io`], [`NodePageError::TooMany`], [`NodePageError::Taken`].
@@ -48,7 +48,7 @@ impl NodePageWriter {
 
     fn create_as(draft: &Path, path: &Path) -> Result<Self, NodePageError> {
         let io = |what| move |source| NodePageError::Io { what, source };
-        // One that an earlier process with this id has left.
+        // Left by an earlier process with this id.
         let _ = fs::remove_file(draft);
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -68,12 +68,12 @@ impl NodePageWriter {
         Ok(page)
     }
 
-    /// Publishes what is seen now.
+    /// Publishes the present figures.
     pub fn publish(&self, figures: &NodeFigures) {
         words::write(self.words(), figures);
     }
 
-    /// Removes the file, unless another daemon has put its own there.
+    /// Removes the file, unless another daemon has replaced it.
     pub fn remove(&self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.file) {
             let _ = fs::remove_file(&self.path);
@@ -86,7 +86,7 @@ impl NodePageWriter {
     }
 }
 
-/// Whether nothing is there, or a page that an earlier daemon has left.
+/// Whether nothing exists there, or only a page of an earlier daemon.
 fn may_be_replaced(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mut beginning = [0; 8];

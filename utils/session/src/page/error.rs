@@ -1,4 +1,4 @@
-//! Why a page cannot be used.
+//! Errors of session pages.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::folder::FolderError;
 use crate::layout::SLOTS;
 
-/// Why a page cannot be used.
+/// The reason why a page cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     /// The file system refused.
@@ -14,37 +14,36 @@ pub enum PageError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
-    /// Not a page, or one of another build, or cut short.
+    /// Not a page, a page of another version, or truncated.
     #[error("session page {path} cannot be used: {reason}")]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// It was a page when it was opened, and is not one any more.
+    /// It was a page when it was opened, but no longer is.
     #[error("session page {path} was damaged while in use: {reason}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A living process has the ledger open and does not close it: the process is stopped, or the
-    /// page wrongly says so.
+    /// A living process keeps the ledger open: it is stopped, or the page is wrong about it.
     #[error("session page {path}: process {pid} (slot {slot}) holds the ledger's lock")]
     Busy {
         /// The file.
         path: PathBuf,
-        /// The process, as its slot names it.
+        /// The process, according to its slot.
         pid: u32,
         /// The slot.
         slot: usize,
     },
-    /// Every slot is taken by a living process.
+    /// All slots belong to living processes.
     #[error("session page {path}: all {SLOTS} slots are in use by living processes")]
     Full {
         /// The file.

@@ -1,4 +1,4 @@
-//! Makes, checks and maps a page's file.
+//! Creates, checks and maps a page's file.
 
 use super::PageError;
 use super::map::Map;
@@ -26,35 +26,35 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Page {
     map: Map,
-    /// It is opened again when the program has closed it.
+    /// Reopened if the program has closed the descriptor.
     file: Mutex<File>,
     device: GpuId,
     /// The file's device and inode.
     identity: (u64, u64),
-    /// As it may be printed.
+    /// The path for messages, without secrets.
     path: PathBuf,
     real_path: PathBuf,
 }
 
-/// A step of waiting for others who change the limits.
+/// Interval of the polls for the lock of the limits.
 const STEP: Duration = Duration::from_millis(1);
 
 /// The length of a page's file in bytes.
 const LENGTH: u64 = size_of::<PageLayout>() as u64;
 
 impl Page {
-    /// Opens the page of `device` in a session's directory. The first process makes it, with the
-    /// given limits. An existing page keeps its own.
+    /// Opens the page of `device` in a session's directory. The first process creates it, with the given limits; an
+    /// existing page keeps its own.
     ///
     /// # Errors
-    /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page
-    /// of this version and user.
+    /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of this version and
+    /// user.
     pub fn open(dir: &Path, device: GpuId, limits: &Limits) -> Result<Self, PageError> {
         Self::open_or_make(dir, &file_name(device), device, limits)
     }
 
-    /// Opens the page of the devices that the session uses together, as [`Self::open`]. It is of no device, and does
-    /// not count as one of the session's pages.
+    /// Like [`Self::open`], for the page of the devices that the session uses together. It belongs to no device, and is
+    /// not listed as one of the session's pages.
     ///
     /// # Errors
     /// As [`Page::open`].
@@ -62,7 +62,7 @@ impl Page {
         Self::open_or_make(dir, OF_ALL, GpuId::from_bytes([0; 16]), limits)
     }
 
-    /// Whether the session's folder has the page of all devices that are used together.
+    /// Whether the session's directory has the page of devices used together.
     pub(crate) fn has_of_all(dir: &Path) -> bool {
         dir.join(OF_ALL).exists()
     }
@@ -84,7 +84,7 @@ impl Page {
         Self::of_file(file, dir.join(name), Some(device))
     }
 
-    /// Whether there is a file for the page of `device` in a session's directory.
+    /// Whether a session's directory has a file for the page of `device`. True if that cannot be examined.
     #[must_use]
     pub fn exists(dir: &Path, device: GpuId) -> bool {
         let found = dir.join(file_name(device)).symlink_metadata();
@@ -98,20 +98,20 @@ impl Page {
         path.extension().is_some_and(|extension| extension == &SUFFIX[1..])
     }
 
-    /// Opens an existing page, of the device that its name names, to read it or to change its
-    /// limits. Root may open any user's page.
+    /// Opens an existing page, of the device in its name, to read it or to change its limits. Root may open any user's
+    /// page.
     ///
-    /// Not for a process that is a member by this page: closing any descriptor of the file drops
-    /// its record locks (`fcntl(2)`).
+    /// Not for a process that is a member through this page: closing any descriptor of the file drops its record locks
+    /// (`fcntl(2)`).
     ///
     /// # Errors
-    /// As for [`Page::open`]; a missing page is a [`PageError::Io`].
+    /// As for [`Page::open`]; [`PageError::Io`] if the page does not exist.
     pub fn open_existing(path: &Path) -> Result<Self, PageError> {
         Self::open_existing_of(path, None)
     }
 
-    /// As [`Self::open_existing`], whatever the file is called: a page that somebody has kept or sent. It says itself
-    /// of which device it is.
+    /// Like [`Self::open_existing`], for a file of any name, such as a saved copy of a page. The page itself names its
+    /// device.
     ///
     /// # Errors
     /// As for [`Page::open_existing`].
@@ -119,7 +119,7 @@ impl Page {
         Self::open_at(path, None, None)
     }
 
-    /// As [`Self::open_existing`], if the page's folder belongs to this user.
+    /// Like [`Self::open_existing`], if the page's directory belongs to this user.
     pub(crate) fn open_existing_of(path: &Path, uid: Option<u32>) -> Result<Self, PageError> {
         let name = path.file_name().unwrap_or_default();
         let named = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
@@ -146,7 +146,7 @@ impl Page {
         Self::of_file(file, path.to_owned(), device)
     }
 
-    /// A page in this file, of this device if one is wanted.
+    /// The page in this file, which must be of `device` if one is given.
     fn of_file(file: File, path: PathBuf, device: Option<GpuId>) -> Result<Self, PageError> {
         let told = told(&path);
         let io = |source| PageError::Io { path: told.clone(), source };
@@ -155,8 +155,8 @@ impl Page {
         if metadata.len() != LENGTH {
             return Err(foreign(wrong_length(metadata.len())));
         }
-        // A page is made with its memory allocated. Reading a hole in another user's would
-        // allocate memory in the reader's name.
+        // Pages are created with their memory allocated. Reading a hole in another user's file would allocate memory in
+        // the reader's name.
         let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
         if !is_own && metadata.blocks().saturating_mul(512) < LENGTH {
             return Err(foreign("it has holes".to_owned()));
@@ -191,8 +191,8 @@ impl Page {
         self.device
     }
 
-    /// The fields, if they are still those of a page. A process that may write to the file may have
-    /// cut it short or overwritten it since.
+    /// The fields, if they are still those of a page: a process that may write to the file may have truncated or
+    /// overwritten it.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -211,11 +211,11 @@ impl Page {
         self.look_closer(readable)
     }
 
-    /// Why the page is not whole, or why that cannot be known from its memory.
+    /// Finds out why the page is not whole, or why its memory cannot tell.
     #[cold]
     fn look_closer(&self, readable: Option<bool>) -> Result<(), String> {
-        // The descriptor may stand for another file by now: the page's is looked up by its name. If
-        // the name is gone as well, only processes that have the file open can change it.
+        // The descriptor may refer to another file by now, so look the file up by its name. If the name is gone as
+        // well, only processes that have the file open can change it.
         let length = self
             .stat_of(&self.lock_file())
             .or_else(|| self.if_own(rustix::fs::stat(&self.real_path).ok()?))
@@ -230,11 +230,11 @@ impl Page {
         }
     }
 
-    /// Keeps others who do the same from changing the limits, until what is returned is dropped. Waits for
-    /// them until a given time; `None`: in vain.
+    /// Keeps other callers of this function from changing the limits until the guard is dropped. Waits for them until a
+    /// given time; `None`: in vain.
     ///
-    /// Whoever may write to the page can keep others waiting in this way, and can change the limits
-    /// all the same.
+    /// Every process that may write to the page can keep others waiting in this way, and can change the limits in any
+    /// case.
     #[must_use]
     pub fn lock_limits(&self, until: Instant) -> Option<LimitsLock> {
         loop {
@@ -248,9 +248,9 @@ impl Page {
         }
     }
 
-    /// Changes the session's limits. Each process sees them at its next reservation or lease, and
-    /// processes that sleep on the counter of changes are woken. Returns the number of the change, by
-    /// which they say that they have [taken](crate::taken) it.
+    /// Changes the session's limits. Each process sees them at its next reservation or lease; processes that sleep on
+    /// the counter of changes are woken. Returns the number of the change, under which processes report that they have
+    /// [taken](crate::taken) it.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -261,27 +261,26 @@ impl Page {
         Ok(change)
     }
 
-    /// The fields, unchecked. If the file has been cut short they read as zeros; or, if the process
-    /// does not let the signal be caught, reading them ends it. See [`Page::look`].
+    /// The fields, unchecked. If the file was truncated, they read as zeros, or reading ends the process if it does not
+    /// let the signal be caught. See [`Page::look`].
     #[must_use]
     pub fn layout(&self) -> &PageLayout {
         self.map.layout()
     }
 
-    /// The file, for locks. A program may close descriptors that it does not know, and its next
-    /// file gets the same number: then the file is opened again. `None`: it is not to be found.
+    /// The file, for locks. A program may close unknown descriptors and reuse their numbers, so the file is reopened if
+    /// needed. `None`: it cannot be found.
     pub(super) fn file(&self) -> Option<MutexGuard<'_, File>> {
         let mut file = self.lock_file();
         if self.stat_of(&file).is_none() {
             let closed = mem::replace(&mut *file, descriptors::out_of_the_way(self.open_again()?));
-            // The number is the program's now.
+            // The number belongs to the program now.
             let _ = closed.into_raw_fd();
         }
         Some(file)
     }
 
-    /// The file, opened once more. When a descriptor of it is closed, this process's record locks
-    /// of the file are dropped.
+    /// Opens the file once more. Closing this descriptor drops the process's record locks of the file.
     pub(super) fn open_again(&self) -> Option<File> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(&self.real_path, flags, Mode::empty()).ok()?);
@@ -292,7 +291,7 @@ impl Page {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the system says of a descriptor, if it stands for the page's file.
+    /// The status of a descriptor, if it refers to the page's file.
     fn stat_of(&self, file: &File) -> Option<Stat> {
         self.if_own(rustix::fs::fstat(file).ok()?)
     }
@@ -311,7 +310,7 @@ impl Page {
         self.real_path.parent()
     }
 
-    /// Where the file is, as it may be printed.
+    /// The file's path for messages, without secrets.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -319,11 +318,11 @@ impl Page {
 }
 
 const SUFFIX: &str = ".page";
-/// The name of the page of all devices that are used together.
+/// Name of the page of devices used together.
 const OF_ALL: &str = "together";
 
-/// The name of a device's page in a session's directory. It depends on the bits alone: CUDA and NVML spell the
-/// identity of a MIG slice differently, and both mean one page.
+/// The name of a device's page in a session's directory. Depends on the UUID's bits only, because CUDA and NVML spell
+/// the UUID of a MIG slice differently.
 fn file_name(device: GpuId) -> String {
     format!("{}{SUFFIX}", GpuId::from_bytes(device.bytes()))
 }
@@ -332,13 +331,13 @@ fn wrong_length(length: u64) -> String {
     format!("it has {length} bytes instead of {LENGTH}")
 }
 
-/// Whether the last bytes are those of a page. If the file was cut short they are zero.
+/// Whether the last bytes are those of a page; they are zero if the file was truncated.
 #[inline]
 fn has_end(layout: &PageLayout) -> bool {
     layout.end.iter().all(|cell| cell.load(Relaxed) == MAGIC)
 }
 
-/// Whether the fields can be those of a page.
+/// Checks that the fields can be those of a page.
 #[inline]
 fn header(layout: &PageLayout) -> Result<(), String> {
     let (version, slots) = (layout.version.load(Relaxed), layout.slot_count.load(Relaxed));
@@ -361,26 +360,25 @@ fn header(layout: &PageLayout) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the file under a temporary name and renames it when it is whole. So no process sees a
-/// half-made page, and the first of two makers wins.
+/// Creates the file under a temporary name and renames it when it is complete. So no process sees a half-made page, and
+/// the first of two creators wins.
 fn create(folder: &Folder, name: &str, device: GpuId, limits: &Limits) -> Result<(), FolderError> {
     static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     let draft = format!("{name}.draft-{}-{}", std::process::id(), COUNTER.fetch_add(1, Relaxed));
     let draft = OsStr::new(&draft);
-    // What a process with the same id left behind.
+    // Left by an earlier process with the same id.
     let _ = rustix::fs::unlinkat(folder.descriptor(), draft, AtFlags::empty());
-    // Whoever may enter a folder whose name nobody can guess is a process of the session.
+    // Everyone who can enter a directory with an unguessable name is a process of the session.
     let mode = if folder.is_for_those_who_know() { 0o666 } else { 0o600 };
     let file = folder.make_file(draft, mode)?;
     let made = fill(&file, device, limits).and_then(|()| publish(folder, draft, name.as_ref()));
-    // It is gone if it was renamed.
+    // A no-op if it was renamed.
     let _ = rustix::fs::unlinkat(folder.descriptor(), draft, AtFlags::empty());
     made.map_err(FolderError::io("make", &folder.path().join(name)))
 }
 
 fn fill(file: &File, device: GpuId, limits: &Limits) -> io::Result<()> {
-    // With its memory allocated: on a full tmpfs, a store to a page without memory would end
-    // the process.
+    // Allocates the memory: on a full tmpfs, a store to an unallocated page would end the process.
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
     let map = Map::new(file)?;
     let layout = map.layout();
@@ -395,7 +393,7 @@ fn fill(file: &File, device: GpuId, limits: &Limits) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the draft its name, unless there is a file of that name.
+/// Renames the draft, unless a file of that name exists.
 fn publish(folder: &Folder, draft: &OsStr, name: &OsStr) -> io::Result<()> {
     let dir = folder.descriptor();
     match rustix::fs::renameat_with(&dir, draft, &dir, name, RenameFlags::NOREPLACE) {

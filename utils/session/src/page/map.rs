@@ -1,4 +1,4 @@
-//! A page's file, mapped into memory.
+//! The memory mapping of a session page.
 
 use super::fault::{self, Range};
 use super::probe;
@@ -7,12 +7,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 
-/// The mapping of a file. An access to a part that the file no longer holds either reads zeros or
-/// has to be avoided: see [`Map::is_readable`].
+/// A file's mapping. An access to a truncated part either reads zeros or must be avoided: see [`Map::is_readable`].
 #[derive(Debug)]
 pub(super) struct Map {
-    /// Before `map`, so that it is dropped first. `None`: the signal handler does not know the
-    /// mapping.
+    /// Declared before `map`, so that it is dropped first. `None`: the signal handler does not know the mapping.
     range: Option<Range>,
     map: MmapRaw,
 }
@@ -32,13 +30,13 @@ impl Map {
         unsafe { &*self.map.as_ptr().cast::<PageLayout>() }
     }
 
-    /// Whether the calling thread may access all of the memory, whatever the file's length is.
-    /// `None`: the kernel does not say.
+    /// Whether the calling thread may access all of the memory, whatever the file's length. `None`: the kernel does not
+    /// tell.
     #[inline]
     pub(super) fn is_readable(&self) -> Option<bool> {
         match &self.range {
             Some(_) if fault::are_caught() => Some(true),
-            // If the end is there, everything before it is.
+            // If the end exists, so does everything before it.
             _ => {
                 let end = &self.layout().end;
                 const { assert!(probe::LENGTH == size_of::<[u64; 4]>()) };
@@ -47,7 +45,7 @@ impl Map {
         }
     }
 
-    /// Whether the memory has been replaced and is no longer the file's.
+    /// Whether zeros have replaced the file in this mapping.
     pub(super) fn is_gone(&self) -> bool {
         self.range.as_ref().is_some_and(Range::is_gone)
     }

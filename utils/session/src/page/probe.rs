@@ -1,16 +1,15 @@
-//! Asks the kernel whether memory can be read. When a file is cut short, the part that it no longer
-//! holds stays mapped. A thread that touches that part is ended by `SIGBUS`; a system call that
-//! gets its address only fails.
+//! Queries the kernel whether memory can be read. When a file is truncated, the missing part stays mapped: a thread
+//! that touches it is ended by `SIGBUS`, but a system call that gets its address only fails.
 
 use std::io;
 
-/// How many bytes one question covers.
+/// Bytes that one query covers.
 pub(crate) const LENGTH: usize = size_of::<libc::itimerspec>();
 
-/// Whether the [`LENGTH`] bytes at an address that is not null can be read. `None`: the kernel does not say.
+/// Whether the [`LENGTH`] bytes at a non-null address can be read. `None`: the kernel does not tell.
 ///
-/// It costs half of asking for a file's size. The call changes nothing: the kernel reads a timer's
-/// new value from the address, and then finds that there is no such timer.
+/// Costs half as much as querying a file's size. Changes nothing: the kernel reads a timer's new value from the
+/// address, and then finds that there is no such timer.
 #[inline]
 pub(crate) fn is_readable<T>(address: *const T) -> Option<bool> {
     const NO_TIMER: libc::c_int = -1;

@@ -1,17 +1,16 @@
 //! Tells living processes from dead ones.
 //!
-//! Each process locks one byte of the page's file, which stands for its slot. The lock belongs to an
-//! open file description of its own (`F_OFD_SETLK`, `fcntl(2)`), and only a mapping keeps that
-//! description open. No descriptor leads to it, so a program that closes descriptors it does not
-//! know does not drop the lock. A forked child does not inherit the mapping (`MADV_DONTFORK`).
-//! The kernel removes the mapping, and with it the lock, when the process ends, however it ends, and
-//! when it becomes another program (`execve(2)`). Namespaces and a changed root play no part.
+//! Each process locks the byte of the page's file that stands for its slot. The lock belongs to an open file
+//! description of its own (`F_OFD_SETLK`, `fcntl(2)`), which only a mapping keeps open. No descriptor leads to it, so a
+//! program that closes unknown descriptors does not drop the lock. A forked child does not inherit the mapping
+//! (`MADV_DONTFORK`). The kernel removes the mapping, and with it the lock, when the process ends in any way or
+//! executes another program (`execve(2)`). Namespaces and a changed root have no influence.
 //!
-//! Where the kernel or the file system cannot do that, the byte gets a record lock of the process
-//! (`F_SETLK`). A program can drop that one by closing descriptors. So such a slot without a lock is
-//! dead only if `/proc` agrees: the process is gone, or it no longer maps the page. A slot whose lock
-//! nothing but the end of the process drops says so ([`LOCK_IS_KEPT`]), and `/proc` is not asked: in
-//! another pid namespace it shows another process under the same id.
+//! If the kernel or the file system does not support that, the byte gets a record lock of the process (`F_SETLK`),
+//! which a program can drop by closing descriptors. So such a slot without a lock is dead only if `/proc` agrees: the
+//! process is gone, or no longer maps the page. A slot whose lock only the process's end drops is marked
+//! ([`LOCK_IS_KEPT`]), and `/proc` is not consulted: in another pid namespace it shows another process under the same
+//! id.
 
 use super::Page;
 use crate::layout::{LOCK_IS_KEPT, MemberSlot, SLOTS};
@@ -26,13 +25,13 @@ use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-/// The length of the mapping that keeps a lock. It is never accessed.
+/// Length of the mapping that keeps a lock, in bytes; never accessed.
 const MAPPED: usize = 4096;
 
-/// The byte that is locked by who changes the limits: the one behind those of the slots.
+/// The byte locked while limits are changed: the one after those of the slots.
 pub(super) const LIMITS: usize = SLOTS;
 
-/// The byte that is locked by who makes the session's first context.
+/// The byte locked while the session's first context is created.
 pub(crate) const FIRST_CONTEXT: usize = SLOTS + 1;
 
 /// Keeps a slot locked.
@@ -40,12 +39,12 @@ pub(crate) const FIRST_CONTEXT: usize = SLOTS + 1;
 pub(crate) struct SlotLock {
     /// `None`: the slot has a record lock.
     map: Option<ManuallyDrop<MmapRaw>>,
-    /// A forked child has this value, too, but not the mapping.
+    /// The process that took the lock: a forked child has this value, but not the mapping.
     process: u32,
 }
 
 impl SlotLock {
-    /// What the slot says as the start time of its process.
+    /// The start time to store in the slot.
     pub(crate) const fn marked(&self, start_time: u64) -> u64 {
         if self.map.is_some() { start_time | LOCK_IS_KEPT } else { start_time & !LOCK_IS_KEPT }
     }
@@ -62,7 +61,7 @@ impl Drop for SlotLock {
 /// A search for a slot that can be locked.
 pub(crate) struct Search<'a> {
     page: &'a Page,
-    /// A description of its own; `None`: record locks are used.
+    /// An open file description of its own; `None`: record locks are used.
     file: Option<File>,
 }
 
@@ -71,11 +70,11 @@ impl<'a> Search<'a> {
         Self { page, file: page.open_again() }
     }
 
-    /// Locks a slot's byte; `false`: another process has it.
+    /// Locks a slot's byte; `false`: another process holds it.
     pub(crate) fn lock(&mut self, slot: usize) -> io::Result<bool> {
         let Some(file) = &self.file else { return lock(self.page, slot) };
         match set(file, libc::F_OFD_SETLK, libc::F_WRLCK, slot) {
-            // A kernel without such locks.
+            // The kernel does not support such locks.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 self.file = None;
                 lock(self.page, slot)
@@ -84,7 +83,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Unlocks it again.
+    /// Unlocks a slot's byte.
     pub(crate) fn unlock(&self, slot: usize) {
         match &self.file {
             Some(file) => {
@@ -101,7 +100,7 @@ impl<'a> Search<'a> {
             let map = MmapOptions::new().len(MAPPED).map_raw(&file);
             let map = map.and_then(|map| map.advise(Advice::DontFork).map(|()| map)).ok();
             drop(file);
-            // Some file systems map another file than the one that was opened.
+            // Some file systems map another file than the opened one.
             if let Some(map) = map.filter(|_| is_locked(self.page, slot) == Some(true)) {
                 return Ok(Some(SlotLock { map: Some(ManuallyDrop::new(map)), process }));
             }
@@ -113,16 +112,16 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Keeps others from changing a page's limits, also threads of this process.
+/// Guard that keeps other processes, and threads of this one, from changing a page's limits.
 #[derive(Debug)]
 #[must_use]
 pub struct LimitsLock {
-    /// A description of its own. `None`: a record lock, which lasts as long as the page is open.
+    /// An open file description of its own; `None`: a record lock, which lasts as long as the page is open.
     _file: Option<File>,
 }
 
 impl LimitsLock {
-    /// `None`: somebody else has it.
+    /// `None`: the lock is taken.
     pub(super) fn take(page: &Page) -> Option<Self> {
         let mut search = Search::new(page);
         let taken = matches!(search.lock(LIMITS), Ok(true));
@@ -140,7 +139,7 @@ fn record(kind: libc::c_int, slot: usize) -> libc::flock {
     }
 }
 
-/// Sets or drops a lock of one byte; `false`: somebody else has it.
+/// Sets or drops a lock of one byte; `false`: the lock is taken.
 fn set(file: &File, command: libc::c_int, kind: libc::c_int, slot: usize) -> io::Result<bool> {
     let lock = record(kind, slot);
     // SAFETY: a valid descriptor and a record that lives through the call.
@@ -153,7 +152,7 @@ fn set(file: &File, command: libc::c_int, kind: libc::c_int, slot: usize) -> io:
     }
 }
 
-/// Locks a slot's byte by a record lock of this process; `false`: another process has it.
+/// Sets a record lock of this process on a slot's byte; `false`: another process holds it.
 pub(crate) fn lock(page: &Page, slot: usize) -> io::Result<bool> {
     let Some(file) = page.file() else {
         return Err(io::Error::other("the program has closed the page's descriptor"));
@@ -169,8 +168,8 @@ pub(crate) fn unlock(page: &Page, slot: usize) {
     }
 }
 
-/// Whether a slot's byte is locked; `None`: the page's file is out of reach. The kernel does not
-/// report record locks of the asker.
+/// Whether a slot's byte is locked; `None`: the page's file is out of reach. The kernel does not report the caller's
+/// record locks.
 fn is_locked(page: &Page, slot: usize) -> Option<bool> {
     let file = page.file()?;
     let mut lock = record(libc::F_WRLCK, slot);
@@ -179,22 +178,21 @@ fn is_locked(page: &Page, slot: usize) -> Option<bool> {
     (asked == 0).then_some(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Whether a slot's process lives. Not for the slot of the caller, `me`. What cannot be told counts as
-/// alive.
+/// Whether a slot's process is alive. Not for the slot of the caller, `me`. True if unknown.
 pub(crate) fn is_alive(page: &Page, slot: usize, record: &MemberSlot, me: ProcessIdentity) -> bool {
-    // What the record says is read before its lock is looked at, which it was written after.
+    // The record is read before its lock, in the reverse order of their writing.
     let (process, is_kept) = (process_of(record), lock_is_kept(record));
-    // Without a lock, a process like the caller is the caller before an `execve`.
+    // Without a lock, a process equal to the caller is the caller before an `execve`.
     is_locked(page, slot)
         .is_none_or(|locked| locked || (!is_kept && process != me && still_maps(page, process)))
 }
 
-/// Whether `/proc` shows a process, with the page mapped.
+/// Whether `/proc` shows the process, with the page mapped.
 fn still_maps(page: &Page, process: ProcessIdentity) -> bool {
     process.is_running() && maps(process.pid, page, None).unwrap_or(true)
 }
 
-/// Whether a process has a page mapped; `None` if that cannot be found out, or not in time.
+/// Whether a process has the page mapped; `None` if that cannot be found out, or not in time.
 fn maps(pid: u32, page: &Page, until: Option<Instant>) -> Option<bool> {
     let inode = page.inode().to_string();
     let maps = BufReader::with_capacity(1 << 16, File::open(format!("/proc/{pid}/maps")).ok()?);
@@ -212,17 +210,17 @@ fn maps(pid: u32, page: &Page, until: Option<Instant>) -> Option<bool> {
     Some(false)
 }
 
-/// Finds out which processes of a page live, for somebody who only looks. Whatever the page says,
-/// `/proc` is asked once for each process, and only until a given time.
+/// Finds out which processes of a page are alive, for a reader that is no member. Queries `/proc` once per process, and
+/// only until a given time.
 pub(super) struct Onlooker<'a> {
     page: &'a Page,
     until: Instant,
     seen: HashMap<u32, Seen>,
-    /// Of how many processes it cannot be told.
+    /// Number of processes whose state is unknown.
     pub(super) unknown: usize,
 }
 
-/// What `/proc` shows under an id.
+/// What `/proc` shows under a process id.
 struct Seen {
     start_time: Option<u64>,
     maps_page: Option<bool>,
@@ -233,7 +231,7 @@ impl<'a> Onlooker<'a> {
         Self { page, until, seen: HashMap::new(), unknown: 0 }
     }
 
-    /// Whether a slot's process lives. What cannot be told counts as alive.
+    /// Whether a slot's process is alive. True if unknown.
     pub(super) fn is_alive(
         &mut self,
         slot: usize,
@@ -266,13 +264,13 @@ impl<'a> Onlooker<'a> {
     }
 }
 
-/// The process that a slot names; id zero: none.
+/// The process in a slot; id 0: none.
 pub(crate) fn process_of(slot: &MemberSlot) -> ProcessIdentity {
     let (pid, start_time) = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
     ProcessIdentity { pid, start_time: start_time & !LOCK_IS_KEPT }
 }
 
-/// Whether a slot says that only the end of its process unlocks it.
+/// Whether a slot is marked as unlocked only by the end of its process.
 pub(crate) fn lock_is_kept(slot: &MemberSlot) -> bool {
     slot.start_time.load(Relaxed) & LOCK_IS_KEPT != 0
 }

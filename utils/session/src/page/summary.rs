@@ -1,4 +1,4 @@
-//! What a page holds, for display.
+//! A summary of a page, for display.
 
 use super::slot_lock::{Onlooker, lock_is_kept, process_of};
 use super::{Page, PageError};
@@ -13,51 +13,51 @@ use limits::recent::{Recent, WINDOW_NS, share_ppm};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// How long the processes of one page are looked at.
+/// How long to examine the processes of one page.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A session on one device at a moment.
+/// A session on one device at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// What it may take.
+    /// The session's limits.
     pub limits: Limits,
-    /// Bytes in use as reservations see them. What dead processes held counts until a reservation
-    /// needs it.
+    /// Bytes in use as reservations see them; includes dead processes' bytes until a reservation needs them.
     pub used: u64,
-    /// Its processes.
+    /// The session's living processes.
     pub processes: Vec<ProcessSummary>,
     /// Whether any process has ever been a member.
     pub was_used: bool,
-    /// How many of these may have ended: that could not be told, or not in time.
+    /// Number of these processes that may have ended: unknown, or not found out in time.
     pub unknown: usize,
-    /// When the first process came, on `CLOCK_MONOTONIC` in nanoseconds; `None`: none yet, or an earlier build's.
+    /// When the first process joined, on `CLOCK_MONOTONIC` in nanoseconds; `None`: none yet, or the page of an earlier
+    /// build.
     pub first_used_ns: Option<u64>,
-    /// What was used of the device's time in all, in nanoseconds.
+    /// GPU time of the session, in nanoseconds.
     pub delivered_ns: u64,
-    /// For how long its processes had work queued and held no lease, added up, in nanoseconds.
+    /// Time in which processes had work queued and held no lease, summed over the processes, in nanoseconds.
     pub waited_ns: u64,
-    /// The most that [`Self::used`] has been.
+    /// Maximum of [`Self::used`] so far, in bytes.
     pub peak_bytes: u64,
-    /// What was used of the device's time in the last seconds.
+    /// Use of the device in the last seconds.
     pub recent: Recent,
-    /// The reservations of memory that were refused.
+    /// The refused reservations of memory, if any.
     pub refused: Option<Refusals>,
-    /// How many allocations failed for each reason.
+    /// Number of failed allocations by reason.
     pub refused_for: [u64; RefusedFor::ALL.len()],
-    /// CPU time of the limiter's own threads in its processes, in nanoseconds.
+    /// CPU time of the limiter's own threads in the session's processes, in nanoseconds.
     pub limiter_cpu_ns: u64,
 }
 
-/// Reservations of memory that were refused.
+/// Refused reservations of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusals {
-    /// How many.
+    /// Number of refusals.
     pub count: u64,
-    /// What the last one asked for.
+    /// Bytes that the last one asked for.
     pub bytes: u64,
-    /// What was in use then, of the bound that refused it. Programs of earlier builds do not say: 0.
+    /// Bytes then in use under the bound that refused it; 0 from programs of earlier builds.
     pub beside: u64,
-    /// When, on `CLOCK_MONOTONIC` in nanoseconds.
+    /// Time of the last one, on `CLOCK_MONOTONIC` in nanoseconds.
     pub at_ns: u64,
 }
 
@@ -68,18 +68,17 @@ pub struct ProcessSummary {
     pub slot: usize,
     /// Process id in its own namespace.
     pub pid: u32,
-    /// Process id as NVML knows it (the host's); `None`: not known.
+    /// The host's process id, as in NVML; `None`: unknown.
     pub host_pid: Option<u32>,
     /// Start time in clock ticks since boot.
     pub start_time: u64,
     /// Whether it holds a lease of the session's own account.
     pub holding: bool,
-    /// Whether it waits for one.
+    /// Whether it waits for a lease of the own account.
     pub waiting: bool,
-    /// Device time that it has used, whoever granted the leases, in nanoseconds.
+    /// GPU time of the process in nanoseconds, whoever granted the leases.
     pub charged_ns: u64,
-    /// Its utilization: how much of the time that it holds the device it keeps it busy, in
-    /// millionths. `None`: not known.
+    /// Utilization while it holds the device, in millionths; `None`: unknown.
     pub density_ppm: Option<u32>,
     bytes: [u64; MemoryKind::ALL.len()],
     /// Whether only its end unlocks its slot.
@@ -87,13 +86,13 @@ pub struct ProcessSummary {
 }
 
 impl ProcessSummary {
-    /// What it has of one kind.
+    /// Bytes of one kind.
     #[must_use]
     pub const fn bytes(&self, kind: MemoryKind) -> u64 {
         self.bytes[kind as usize]
     }
 
-    /// What it has of all kinds, on the device and on the host.
+    /// Bytes of all kinds, on the device and on the host.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
@@ -106,7 +105,7 @@ impl ProcessSummary {
     }
 }
 
-/// Which processes are meant, and the names of their programs. Each is looked at once.
+/// Finds processes in this pid namespace, and the names of their programs. Each process is examined once.
 #[derive(Debug, Default)]
 pub struct Names {
     looked_at: HashMap<u32, Option<(u64, String)>>,
@@ -114,8 +113,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// The id of a process in this pid namespace, if the process can be seen from here and
-    /// [may be](may_be_of) that of a session of this user. What NVML calls it may be its id in its own namespace.
+    /// The id of a process in this pid namespace, if it is visible here and [may belong](may_be_of) to a session of
+    /// this user. NVML may show the id in the process's own namespace.
     #[must_use]
     pub fn pid_of(&mut self, process: &ProcessSummary, uid: u32) -> Option<u32> {
         for pid in [process.host_pid.unwrap_or(process.pid), process.pid] {
@@ -128,7 +127,7 @@ impl Names {
         within.get(&process.identity()).copied().flatten().filter(|&pid| may_be_of(pid, uid))
     }
 
-    /// The name of its program.
+    /// The name of the process's program.
     #[must_use]
     pub fn of(&mut self, process: &ProcessSummary, uid: u32) -> Option<String> {
         let pid = self.pid_of(process, uid)?;
@@ -145,8 +144,8 @@ impl Names {
 }
 
 impl Page {
-    /// What the session has, and its living processes. If the page is in use, sums may be a moment
-    /// older than their parts.
+    /// A summary with the session's living processes. While the page is in use, sums may be slightly older than their
+    /// parts.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -162,8 +161,7 @@ impl Page {
 }
 
 impl Summary {
-    /// Reads a page. Any bytes give a summary; [`Page::look`] checks whether they are those of a
-    /// page.
+    /// Summarises a page. Accepts any bytes; [`Page::look`] checks whether they are a page.
     #[must_use]
     pub fn of(layout: &PageLayout) -> Self {
         let end = layout.high_water.load(Relaxed) as usize;
@@ -208,8 +206,8 @@ impl Summary {
         }
     }
 
-    /// Whether the device was used lately, or a process came. What was used is known for some seconds only, and the
-    /// rest does not matter for longer times.
+    /// Whether the device was used, or a process joined, within `age`. Use is known for the last seconds only, which
+    /// suffices.
     #[must_use]
     pub fn was_used_within(&self, age: Duration) -> bool {
         let now = clock::now_ns();
@@ -219,26 +217,26 @@ impl Summary {
         came || (last > 0 && last >= from / 1_000_000_000)
     }
 
-    /// The share of the device's time that was used in the last ten seconds, or since the first use, in millionths.
+    /// The share of the device's time used in the last ten seconds or since the first use, in millionths.
     #[must_use]
     pub fn recent_share_ppm(&self, now_ns: u64) -> Option<u32> {
         let since = now_ns.checked_sub(self.first_used_ns?)?;
         self.recent.share_ppm(now_ns, since.min(WINDOW_NS))
     }
 
-    /// The share of the device's time that was used since the first use, in millionths.
+    /// The share of the device's time used since the first use, in millionths.
     #[must_use]
     pub fn mean_share_ppm(&self, now_ns: u64) -> Option<u32> {
         share_ppm(self.delivered_ns.into(), now_ns.checked_sub(self.first_used_ns?)?)
     }
 
-    /// What the processes listed have of one kind.
+    /// Bytes of one kind of the listed processes.
     #[must_use]
     pub fn bytes(&self, kind: MemoryKind) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.bytes(kind)))
     }
 
-    /// What the listed processes have of all kinds.
+    /// Bytes of all kinds of the listed processes.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.total()))

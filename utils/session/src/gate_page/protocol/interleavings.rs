@@ -1,24 +1,23 @@
-//! All executions of the protocol: the governor's and the daemon's steps in any order. The
-//! decisions are those of the module above. The rest is a model: the words, a governor that asks,
-//! gives up at any moment and sleeps on the bell, and a daemon that grants leases, opens gates for
-//! them and ends them early.
+//! All executions of the protocol: the governor's and the daemon's steps in any order. The decisions are those of the
+//! parent module; the rest is a model: the words, a governor that asks, withdraws at any moment and sleeps on the bell,
+//! and a daemon that grants leases, opens gates for them and ends them early.
 
 use super::{Opening, STOPPING, Step, WITHDRAWING, is_stopped};
 use std::collections::{HashSet, VecDeque};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Governor {
-    /// Has no lease, and its gate is closed.
+    /// Has no lease, and a closed gate.
     Rests,
-    /// Waits for the answer to an ask that has named the word with this count.
+    /// Waits for the answer to a request that named the word with this count.
     Asks { named: u8 },
-    /// Has given up, and has so many steps behind it; with the last one's result.
+    /// Is withdrawing, after `at` steps.
     Withdraws { at: usize },
-    /// Has seen the bell, and opens.
+    /// Has read the bell, and is opening.
     Opens { lease: Option<u64>, rings: u8, opening: Opening },
-    /// Sleeps until the bell shows something else.
+    /// Sleeps until the bell differs from `rings`.
     Sleeps { lease: Option<u64>, rings: u8 },
-    /// Its lease has ended; it closes the gate.
+    /// Its lease has ended; closes the gate next.
     Closes,
 }
 
@@ -29,15 +28,15 @@ struct World {
     stop: u64,
     bell: u8,
     governor: Governor,
-    /// The ask that the daemon knows of. It may have been given up since.
+    /// The request that the daemon knows; it may have been withdrawn since.
     asked: Option<u8>,
-    /// The answer on its way: to the ask with this name, with this lease.
+    /// The answer in transit: to the request with this count, with this lease.
     answer: Option<(u8, u64)>,
-    /// The last lease that was granted.
+    /// The last granted lease.
     granted: u64,
     /// The daemon's next step in ending `granted` early.
     stopping: Option<usize>,
-    /// How often the daemon may still end a lease early, and the governor take one of its own.
+    /// How many leases the daemon may still end early, and the governor take without the daemon.
     stops: u8,
     own: u8,
 }
@@ -61,7 +60,7 @@ impl World {
         }
     }
 
-    /// Carries out a step; returns what it has read.
+    /// Carries out a step; returns the value read.
     fn carry_out(&mut self, step: Step, named: u8) -> u64 {
         match step {
             Step::Open => self.open = true,
@@ -88,8 +87,7 @@ impl World {
             Governor::Rests => {
                 if self.granted < Self::MOST_GRANTS && self.count < 4 && !self.open {
                     next.carry_out(Step::Count, 0);
-                    // The message gets there whenever the daemon is ready for it. An earlier ask's
-                    // answer is thrown away.
+                    // The message arrives whenever the daemon is ready. The answer to an earlier request is dropped.
                     next.governor = Governor::Asks { named: next.count };
                     all.push(Self { asked: Some(next.count), answer: None, ..next });
                 }
@@ -144,8 +142,7 @@ impl World {
         all
     }
 
-    /// The states after the daemon's next step. It ends a lease early and grants one; never both at
-    /// once.
+    /// The states after the daemon's next step: ending a lease early, or granting one.
     fn decided(&self, stopping: &[Step], looks: bool) -> Vec<Self> {
         let mut next = self.clone();
         if let Some(at) = self.stopping {
@@ -174,17 +171,17 @@ impl World {
         all
     }
 
-    /// What must hold once the daemon has done all its steps.
+    /// The invariant once the daemon has done all its steps.
     fn is_right(&self) -> bool {
         match self.governor {
             _ if self.stopping.is_some() => true,
-            // Without the governor's help: it may be late.
+            // Without the governor, which may be late.
             Governor::Sleeps { lease, .. } if is_stopped(lease, self.stop) => !self.open,
-            // No lease loses its gate for another one's end, or the governor is on its way.
+            // No lease loses its gate by another one's end, unless the governor is about to wake.
             Governor::Sleeps { rings, .. } => self.open || self.bell != rings,
-            // Nobody would look after it.
+            // Nobody would watch an open gate.
             Governor::Rests => !self.open,
-            // It is open for the lease that the governor is about to be told of, and for no other.
+            // Open only for the lease whose answer the governor is about to get.
             Governor::Asks { named } => {
                 !self.open
                     || self.answer.is_some_and(|(to, lease)| to == named && lease != self.stop)
@@ -194,7 +191,7 @@ impl World {
     }
 }
 
-/// Visits every reachable state, and returns their number, or one that is not right.
+/// Visits every reachable state; returns their number, or a state that violates the invariant.
 fn explore(stopping: &[Step], withdrawing: &[Step], looks: bool) -> Result<usize, World> {
     let mut known = HashSet::from([World::new()]);
     let mut ahead = VecDeque::from([World::new()]);
@@ -217,7 +214,7 @@ fn a_lease_that_was_ended_has_no_open_gate_and_any_other_one_has() {
     assert!(explore(&STOPPING, &WITHDRAWING, true).unwrap() > 1_000);
 }
 
-/// The model can tell: each other order of the daemon's steps fails.
+/// The model discriminates: every other order of the daemon's steps fails.
 #[test]
 fn no_other_order_will_do() {
     use Step::{Close, Ring, StoreStop};
@@ -232,8 +229,8 @@ fn no_other_order_will_do() {
     }
 }
 
-/// And a grant that comes late opens a gate that nobody looks after, if the governor does not count
-/// first, does not close, or if the daemon opens whatever the word is.
+/// A late grant would open an unwatched gate if the governor did not count, did not close, or did so in two steps, or
+/// if the daemon ignored the word.
 #[test]
 fn no_grant_comes_after_its_ask_was_given_up() {
     use Step::{Close, Count};

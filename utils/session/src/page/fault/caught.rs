@@ -1,18 +1,18 @@
-//! Whether this library's handler would get a `SIGBUS` that the calling thread raises.
+//! Tells whether this crate's handler would get a `SIGBUS` raised by the calling thread.
 
 use crate::clock;
 use core::cell::Cell;
 
-/// How often a thread asks the kernel.
+/// How long a thread uses the kernel's answer.
 const PERIOD_NS: u64 = 100_000_000;
 
 thread_local! {
-    /// Until when the last answer is valid, and that answer.
+    /// Until when the last answer is valid (ns), and the answer.
     static ANSWER: Cell<(u64, bool)> = const { Cell::new((0, false)) };
 }
 
-/// Whether this thread can access pages safely, whatever happens to their files. The program may
-/// change this at any moment; that is noticed within 100 ms.
+/// Whether this thread can access pages safely, whatever happens to their files. The program may change that at any
+/// moment; a change is noticed within 100 ms.
 #[inline]
 #[must_use]
 pub fn are_caught() -> bool {
@@ -23,7 +23,7 @@ pub fn are_caught() -> bool {
     })
 }
 
-/// Makes the calling thread ask again: its mask has changed.
+/// Drops the calling thread's answer, because its signal mask has changed.
 pub fn forget() {
     ANSWER.set((0, false));
 }
@@ -35,11 +35,10 @@ fn ask(answer: &Cell<(u64, bool)>, now: u64) -> bool {
     caught
 }
 
-/// Whether the signal goes to this library's handler, with its cause. The kernel is asked, because
-/// a library that replaces `sigaction` may answer something else.
+/// Whether the signal goes to this crate's handler, with its cause. Queries the kernel, because a library that replaces
+/// `sigaction` may answer something else.
 pub(super) fn is_installed() -> bool {
-    /// The kernel's `struct sigaction`, with room for what some machines have behind the common
-    /// fields.
+    /// The kernel's `struct sigaction`, with room for the additional fields of some architectures.
     #[repr(C)]
     struct Action {
         handler: usize,
@@ -57,8 +56,7 @@ pub(super) fn is_installed() -> bool {
     answer == 0 && action.handler == super::address() && action.flags & WITH_CAUSE != 0
 }
 
-/// Whether the calling thread blocks the signal. If it does, an access that raises it ends the
-/// process.
+/// Whether the calling thread blocks the signal. An access that raises a blocked signal ends the process.
 fn is_blocked() -> bool {
     // SAFETY: changes nothing; zero bytes are a signal set.
     unsafe {

@@ -1,4 +1,4 @@
-//! Calls the handler that was installed before, as the kernel would have called it.
+//! The handler that was installed before this crate's, called as the kernel would have called it.
 
 use super::Cause;
 use super::caught::is_installed;
@@ -10,26 +10,26 @@ use libc::siginfo_t;
 static HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static FLAGS: AtomicI32 = AtomicI32::new(0);
 
-/// It is called with three arguments even if it expects one, as the kernel does.
+/// Called with three arguments even if it expects one, as the kernel does.
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// Remembers what was installed before.
+/// Stores the previous handler.
 pub(super) fn remember(old: &libc::sigaction) {
     FLAGS.store(old.sa_flags, Relaxed);
     HANDLER.store(old.sa_sigaction, Release);
 }
 
-/// The flags of a handler that replaces another one. These stay as they were: on which stack it
-/// runs, what it interrupts, and whether the same signal can interrupt it.
+/// The flags for a handler that replaces another one. Its stack, its effect on system calls and its reentrancy stay the
+/// same.
 pub(super) fn flags(old: &libc::sigaction) -> c_int {
     const KEPT: c_int = libc::SA_ONSTACK | libc::SA_RESTART | libc::SA_NODEFER;
     let default = old.sa_sigaction == libc::SIG_DFL;
-    // Programs with small stacks have an alternate one for signals.
+    // Programs with small stacks have an alternate signal stack.
     let kept = if default { libc::SA_ONSTACK | libc::SA_RESTART } else { old.sa_flags & KEPT };
     kept | libc::SA_SIGINFO
 }
 
-/// Passes the signal on.
+/// Passes the signal to the previous handler.
 ///
 /// # Safety
 /// The first three arguments are those that a handler was called with.
@@ -53,9 +53,9 @@ pub(super) unsafe fn handle(
     }
 }
 
-/// Takes a handler that is for one signal only; `false`: another thread was faster.
+/// Takes a handler that was installed for one signal only; `false`: another thread was faster.
 fn take(handler: usize) -> bool {
-    // If another handler was installed since and passes signals on, that one stays.
+    // A handler installed since, which passes signals on, stays.
     if !is_installed() {
         return true;
     }
@@ -63,13 +63,13 @@ fn take(handler: usize) -> bool {
     HANDLER.compare_exchange(handler, libc::SIG_DFL, AcqRel, Relaxed).is_ok()
 }
 
-/// Whether an instruction raised the signal. It raises it again when the handler returns.
+/// Whether an instruction raised the signal, and will raise it again when the handler returns.
 const fn is_fault(cause: Cause) -> bool {
     cause.code > 0 && cause.code != libc::BUS_MCEERR_AO
 }
 
-/// Lets the signal end the process as soon as the handler returns: the instruction raises it again,
-/// or the same signal is sent once more.
+/// Makes the signal end the process as soon as the handler returns: the instruction raises it again, or it is sent once
+/// more.
 fn end(signal: c_int, info: *const siginfo_t, cause: Option<Cause>) {
     set_default();
     if cause.is_some_and(is_fault) {

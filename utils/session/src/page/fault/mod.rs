@@ -1,13 +1,12 @@
-//! Handles `SIGBUS` for pages. When a file is cut short, the part that it no longer holds stays
-//! mapped, and a thread that touches it gets `SIGBUS`.
+//! Handles `SIGBUS` for pages. When a file is truncated, the missing part stays mapped, and a thread that touches it
+//! gets `SIGBUS`.
 //!
-//! The handler maps zeros over the page, and the access goes on. Zeros are not a valid page, so the
-//! next check reports damage. This costs nothing while a page is whole.
+//! The handler maps zeros over the page, and the access continues. Zeros are not a valid page, so the next check
+//! reports damage. This costs nothing as long as a page is whole.
 //!
-//! The signal belongs to the program that this library is loaded into. A signal that is not about a
-//! page goes where it would go without this handler ([`former`]). The program may later set its own
-//! handler, ignore the signal or block it in a thread. It is left alone then: the kernel is asked
-//! before each access instead ([`super::probe`]).
+//! The signal belongs to the program into which this library is loaded. A signal that does not concern a page goes to
+//! the previous handler ([`former`]). The program may later set its own handler, ignore the signal, or block it in a
+//! thread. That is respected: each access is then preceded by a query to the kernel ([`super::probe`]).
 
 mod caught;
 mod former;
@@ -25,22 +24,22 @@ use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::siginfo_t;
 
-/// Installs the handler, once per process; forked children have it, too. If the program removes it,
-/// it is not installed again.
+/// Installs the handler, once per process; forked children inherit it. If the program removes it, it is not installed
+/// again.
 pub(crate) fn install() {
     static TRIED: AtomicBool = AtomicBool::new(false);
     if TRIED.swap(true, Relaxed) {
         return;
     }
     let Some(old) = exchange(None) else { return };
-    // An ignored signal interrupts nothing; one with a handler does.
+    // Unlike a handler, an ignored signal interrupts nothing, so it stays ignored.
     if old.sa_sigaction == libc::SIG_IGN {
         return;
     }
-    // Done first, so that the handler finds it however early it is called.
+    // Done first, because the handler may be called at once.
     former::remember(&old);
     let new = libc::sigaction { sa_sigaction: address(), sa_flags: former::flags(&old), ..old };
-    // Another thread may have been faster.
+    // Another thread may have installed a handler meanwhile.
     if let Some(replaced) = exchange(Some(&new)) {
         former::remember(&replaced);
     }
@@ -51,7 +50,7 @@ fn address() -> usize {
     on_bus_error as *const () as usize
 }
 
-/// Returns what handles the signal, and installs `new` if it is given.
+/// Returns the present action for the signal, and installs `new` if given.
 fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     // SAFETY: zero bytes are a valid value of this type, and the call fills it.
     unsafe {
@@ -61,15 +60,15 @@ fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     }
 }
 
-/// What a signal's `siginfo_t` says.
+/// The parts of a signal's `siginfo_t` that matter.
 #[derive(Clone, Copy)]
 struct Cause {
     code: c_int,
-    /// The address that was accessed, if `code` is one of an access.
+    /// The accessed address, if `code` is that of an access.
     address: usize,
 }
 
-/// The program's handler may leave by a jump or by unwinding: nothing here needs cleaning up.
+/// The program's handler may leave by a jump or by unwinding, so nothing here needs cleaning up.
 unsafe extern "C-unwind" fn on_bus_error(
     signal: c_int,
     info: *mut siginfo_t,
@@ -88,14 +87,14 @@ unsafe extern "C-unwind" fn on_bus_error(
     }
 }
 
-/// Whether an access to a page raised the signal. If so, other memory is mapped there now.
+/// Whether an access to a page raised the signal. If so, zeros are mapped there now.
 fn is_of_page(cause: Cause) -> bool {
     let of_access = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
     of_access.contains(&cause.code) && ranges::put_zeros(cause.address)
 }
 
-/// The cause of a signal. `None` if it is not known: a handler that was installed later may pass on
-/// the signal's number only, and then `info` can be any value.
+/// The cause of a signal. `None` if unknown: a later handler may pass on only the signal's number, and `info` can then
+/// be any value.
 ///
 /// # Safety
 /// If `info` can be read, it does not change meanwhile.
@@ -105,7 +104,7 @@ unsafe fn cause(info: *const siginfo_t) -> Option<Cause> {
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        // Of null the kernel says nothing: it takes it for "no value".
+        // The kernel takes null for "no value", and does not check it.
         let readable = !info.is_null() && probe::is_readable(info) != Some(false);
         *errno = before;
         (info.is_aligned() && readable && (*info).si_signo == libc::SIGBUS)
@@ -117,7 +116,7 @@ unsafe fn cause(info: *const siginfo_t) -> Option<Cause> {
 mod tests {
     use super::*;
 
-    /// A handler of the program that passes on the signal's number calls with whatever is in the registers.
+    /// A handler of the program that passes on only the signal's number leaves any values in the registers.
     #[test]
     fn a_cause_that_is_none_is_not_read() {
         let of_another_signal = [0_u64; 16];

@@ -1,5 +1,4 @@
-//! The threads of this library's user in a program that is not its own. Signals that somebody sends to the
-//! program are for the program's threads.
+//! The limiter's own threads in the program's process. Signals sent to the process are for the program's threads.
 
 use super::probe;
 use core::ffi::{c_int, c_void};
@@ -7,22 +6,22 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use libc::siginfo_t;
 
-/// More than a process has.
+/// More of these threads than any process has.
 const MOST: usize = 256;
 
-/// Process and thread; zero: free. In a forked child the parent's threads do not count.
+/// Process id and thread id; 0: free. In a forked child, the parent's threads do not count.
 static THREADS: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
-/// While this lives, the thread that made it gets `SIGBUS` only for what it does itself.
+/// Guard: the thread that created it handles `SIGBUS` only for its own accesses.
 #[derive(Debug)]
 pub struct OwnThread(Option<&'static AtomicU64>);
 
 impl OwnThread {
-    /// For the calling thread. It must not leave it to another one.
+    /// Registers the calling thread. The guard must not be moved to another thread.
     #[must_use]
     pub fn new() -> Self {
         let me = me();
-        // The answer's place is made now: a signal handler could not.
+        // Creates the thread-local now, because a signal handler could not.
         let _ = super::are_caught();
         Self(THREADS.iter().find(|cell| cell.compare_exchange(0, me, AcqRel, Relaxed).is_ok()))
     }
@@ -48,10 +47,10 @@ fn me() -> u64 {
     (u64::from(std::process::id()) << 32) | u64::from(u32::try_from(thread).unwrap_or(0))
 }
 
-/// Sends a signal that was sent to the process on to the process's other threads, if this one is not of the
-/// program; `false`: it is. The kernel lets nobody but the first thread repeat what `kill(2)` sent: then the
-/// program sees itself as the sender. This thread blocks the signal from then on. If all others do so, too, the signal
-/// stays pending, as it would without this thread.
+/// Sends a signal that was sent to the process on to its other threads, if this is one of the limiter's threads;
+/// `false` otherwise. Only the first thread may repeat a signal from `kill(2)` unchanged; otherwise the program sees
+/// itself as the sender. This thread blocks the signal from then on. If all other threads block it as well, it stays
+/// pending, as without this thread.
 ///
 /// # Safety
 /// The arguments are those that a handler was called with, and `info` can be read.

@@ -1,20 +1,20 @@
-//! The addresses at which pages are mapped, for a signal handler: no lock, no allocation.
+//! The addresses of mapped pages, for a signal handler: no lock, no allocation.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// More mappings than a process has at a time. In a forked child, the parent's count, too.
+/// More mappings than any process has at a time, including the parent's in a forked child.
 const MOST: usize = 2048;
-/// In [`RangeEntry::start`]: the entry is about to be filled. No mapping is here.
+/// In [`RangeEntry::start`]: the entry is being filled. No mapping has this address.
 const RESERVED: usize = usize::MAX;
 
 #[derive(Debug)]
 struct RangeEntry {
-    /// The address; zero if the entry is free.
+    /// The address; 0: the entry is free.
     start: AtomicUsize,
-    /// In bytes; valid while `start` is an address.
+    /// The length in bytes; valid while `start` is an address.
     length: AtomicUsize,
-    /// Whether the file has been replaced by zeros.
+    /// Whether zeros have replaced the file.
     is_gone: AtomicBool,
 }
 
@@ -30,12 +30,12 @@ impl RangeEntry {
 
 static ENTRIES: [RangeEntry; MOST] = [const { RangeEntry::free() }; MOST];
 
-/// A page's mapping that the handler knows. To be dropped before it is unmapped.
+/// A page's mapping that the handler knows. Must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub(crate) struct Range(&'static RangeEntry);
 
 impl Range {
-    /// Makes a mapping known, if there is room.
+    /// Registers a mapping; `None`: no room.
     pub(crate) fn new(start: usize, length: usize) -> Option<Self> {
         let free = |entry: &&RangeEntry| {
             entry.start.compare_exchange(0, RESERVED, AcqRel, Relaxed).is_ok()
@@ -46,7 +46,7 @@ impl Range {
         Some(Self(entry))
     }
 
-    /// Whether the mapping is not of the file any more.
+    /// Whether zeros have replaced the file in this mapping.
     pub(crate) fn is_gone(&self) -> bool {
         self.0.is_gone.load(Acquire)
     }
@@ -59,11 +59,9 @@ impl Drop for Range {
     }
 }
 
-/// Maps zeros over the page that contains `address`; `false`: there is no such page, or mapping
-/// fails.
+/// Maps zeros over the page that contains `address`; `false`: there is no such page, or mapping fails.
 ///
-/// Two threads at once both do it. What the first may have written there in between was lost
-/// already.
+/// Two threads at once both do it; what the first one may have written in between is lost anyway.
 pub(super) fn put_zeros(address: usize) -> bool {
     let has_it = |entry: &'static RangeEntry| {
         let start = entry.start.load(Acquire);
@@ -72,12 +70,12 @@ pub(super) fn put_zeros(address: usize) -> bool {
         is_here.then_some((entry, start, length))
     };
     let Some((entry, start, length)) = ENTRIES.iter().find_map(has_it) else { return false };
-    // Stored first, so that a thread that sees zeros knows why.
+    // Stored first, so that a thread that sees zeros knows the reason.
     entry.is_gone.store(true, Release);
     replace(start, length)
 }
 
-/// Maps zeros over one page.
+/// Maps zeros over one page's mapping.
 fn replace(start: usize, length: usize) -> bool {
     const NO_FILE: libc::c_int = -1;
     const OFFSET: libc::off_t = 0;
