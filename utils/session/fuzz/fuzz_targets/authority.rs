@@ -1,4 +1,4 @@
-//! Any bytes of a client: no crash, and the same however they are cut. See `cargo xtask fuzz`.
+//! Arbitrary bytes from a client: no crash, and the same result however they are split. See `cargo xtask fuzz`.
 #![no_main]
 
 #[path = "../../../grpc-authority/tests/suite/hostile.rs"]

@@ -1,4 +1,4 @@
-//! Any bytes as a function, and as the list of mappings: no crash, no hang. See `cargo xtask fuzz`.
+//! Arbitrary bytes as a function, and as the list of mappings: no crash, no hang. See `cargo xtask fuzz`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any bytes as a session's page: no crash, no hang. Run it by `cargo fuzz run page`, or without
-//! cargo-fuzz by `cargo xtask fuzz page`.
+//! Arbitrary bytes as a session's page: no crash, no hang. Run with `cargo fuzz run page`, or without cargo-fuzz with
+//! `cargo xtask fuzz page`.
 #![no_main]
 
 #[path = "../../tests/suite/hostile.rs"]

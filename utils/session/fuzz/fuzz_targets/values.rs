@@ -1,4 +1,4 @@
-//! Any text as a value of an option or a variable: a value, or one short line. See `cargo xtask fuzz`.
+//! Arbitrary text as the value of an option or a variable: a value, or a one-line error. See `cargo xtask fuzz`.
 #![no_main]
 
 #[path = "../../../limits/tests/hostile/values.rs"]

@@ -1,10 +1,10 @@
-//! Pages of any bytes.
+//! Pages with arbitrary bytes.
 
 use crate::hostile::{change, sound_page, work_on};
 use proptest::prelude::*;
 use session::layout::PageLayout;
 
-/// Bytes of a page.
+/// Length of a page in bytes.
 const LENGTH: usize = size_of::<PageLayout>();
 
 fn any_page() -> impl Strategy<Value = (bool, Vec<u8>)> {

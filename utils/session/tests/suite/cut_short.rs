@@ -1,4 +1,4 @@
-//! A page's file that is cut short while the page is in use.
+//! A page's file is truncated while the page is in use.
 
 use crate::stage::{close_descriptor, damaged, stage};
 use core::sync::atomic::Ordering::Relaxed;
@@ -8,8 +8,8 @@ use session::{PageError, faults_are_caught};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 
-/// Runs a test in a thread in which an access to the missing part reads zeros, or in one that such
-/// an access would end, because the thread blocks the signal.
+/// Runs a test in a thread in which an access to the missing part reads zeros, or in one that such an access would end,
+/// because the thread blocks the signal.
 fn in_thread(caught: bool, test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         // SAFETY: the set is made by the calls, and they concern this thread only.
@@ -50,7 +50,7 @@ fn cut_short() {
     });
 }
 
-/// The descriptor no longer stands for the page's file: the page is looked up by its name.
+/// The descriptor no longer refers to the page's file, which is then looked up by its name.
 #[test]
 fn cut_short_where_the_program_has_closed_the_descriptor() {
     caught_or_not(|| {
@@ -62,7 +62,7 @@ fn cut_short_where_the_program_has_closed_the_descriptor() {
     });
 }
 
-/// The file's length can no longer be found out.
+/// The file's length can no longer be determined.
 #[test]
 fn cut_short_without_a_descriptor_and_a_name() {
     caught_or_not(|| {
@@ -92,7 +92,7 @@ fn cut_short_and_made_as_long_as_before() {
     in_thread(false, looked_at_meanwhile(true, "it does not end like a page"));
 }
 
-/// Cut short between the check of the page and the access to it.
+/// Truncated between the check of the page and the access to it.
 #[test]
 fn cut_short_in_the_middle() {
     in_thread(true, || {
@@ -116,7 +116,7 @@ fn cut_short_in_the_middle() {
     });
 }
 
-/// Threads work on pages that are cut short meanwhile, at any point.
+/// Threads work on pages that are truncated at any point meanwhile.
 #[test]
 fn cut_short_while_threads_work() {
     const ROUNDS: u64 = 300;
@@ -152,7 +152,7 @@ fn cut_short_while_threads_work() {
     });
 }
 
-/// The handler's list has room for the pages that a process has, not for all that it ever had.
+/// The handler's list has room for a process's present pages, not for all that it ever had.
 #[test]
 fn pages_that_are_closed_leave_their_place() {
     in_thread(true, || {
@@ -165,7 +165,7 @@ fn pages_that_are_closed_leave_their_place() {
     });
 }
 
-/// A program may replace the handler. Then the kernel is asked, as soon as that is noticed.
+/// A program may replace the handler. Once that is noticed, accesses are preceded by a query to the kernel.
 #[test]
 fn cut_short_where_the_program_has_a_handler_of_its_own() {
     extern "C" fn handler(_: libc::c_int) {
@@ -210,7 +210,7 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
     });
 }
 
-/// The child has its parent's pages and the handler.
+/// The child inherits its parent's pages and the handler.
 #[test]
 fn cut_short_in_a_forked_child() {
     caught_or_not(|| {

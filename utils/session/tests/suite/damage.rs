@@ -37,7 +37,7 @@ fn noise_in_the_own_slot() {
 fn a_slot_given_back_by_mistake_is_taken_again() {
     let (_dir, membership, _) = stage();
     membership.open().unwrap().vacate(membership.slot(), NOW);
-    // Not through the guard, which remembers what it leaves behind.
+    // Directly, because the guard remembers the state that it leaves.
     let layout = membership.look().unwrap();
     membership.open().unwrap().charge(membership.slot(), MemoryKind::Pool, 77);
     let slot = &layout.slots[membership.slot()];
@@ -56,8 +56,7 @@ fn sums_that_are_wrong_are_made_again() {
     layout.used.store(0, Relaxed);
     assert_eq!(membership.open().unwrap().used(), 100);
     layout.used.store(100_000, Relaxed);
-    // As many openings as it takes to audit the slots that one process of a new session can have
-    // used.
+    // Enough openings to recompute the slots that one process of a new session can have used.
     let mended = (0..64 + 4 * 64).any(|_| membership.open().unwrap().used() == 100);
     assert!(mended);
 }
@@ -78,8 +77,8 @@ fn a_lock_that_names_an_empty_slot_is_taken() {
     assert_eq!(membership.open().unwrap().used(), 100);
 }
 
-/// A living process is stopped while it has the ledger open. No other waits for ever, and when it
-/// goes on, so do the others.
+/// A living process is stopped while it has the ledger open. No other process waits for ever, and all continue when it
+/// does.
 #[test]
 fn a_lock_that_is_not_given_back() {
     let (dir, membership, _) = stage();
@@ -101,10 +100,10 @@ fn a_lock_that_is_not_given_back() {
         let error = membership.open().map(|_| ()).unwrap_err();
         assert!(matches!(error, PageError::Busy { .. }), "{error}");
         assert!(error.to_string().contains(&child.to_string()), "{error}");
-        // The child has it for a minute.
+        // The child keeps the lock for a minute.
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
-    // Bytes that are given back meanwhile are not lost.
+    // Bytes released meanwhile are not lost.
     for bytes in [10, 20] {
         membership.owe(MemoryKind::Data, bytes);
     }
@@ -147,7 +146,7 @@ fn new_limits_are_seen_by_the_next_reservation() {
     change(1000, 1000);
     assert_eq!(reserve(MemoryKind::Data, 501), Ok(()));
     change(50, 1000);
-    // Below what is in use: nothing is taken away, and nothing more is given.
+    // A limit below the use: nothing is taken away, and nothing more is granted.
     assert_eq!(reserve(MemoryKind::Data, 1), Err(MemoryBound::Limit));
     assert_eq!(reserve(MemoryKind::Data, 0), Err(MemoryBound::Limit));
     let mut ledger = membership.open().unwrap();
@@ -208,8 +207,8 @@ fn many_short_processes_use_few_slots() {
     assert_eq!(membership.look_reaped(Duration::ZERO).unwrap().used.load(Relaxed), 100);
 }
 
-/// A process id that another program has now is no member of the session, and neither is a program
-/// that has become another. A process that has only lost its lock is one.
+/// A reused process id is no member of the session, nor is a process that has executed another program. A process that
+/// has only lost its lock is a member.
 #[test]
 fn who_is_alive_without_a_lock() {
     let (dir, membership, path) = stage();
@@ -229,8 +228,7 @@ fn who_is_alive_without_a_lock() {
     }
     let pid = child.cast_unsigned();
     let start = start_time(pid).unwrap();
-    // The child has copies of the parent's mappings, the session's page among them, so it looks
-    // like a member.
+    // The child has copies of the parent's mappings, including the session's page, so it looks like a member.
     for (started, dead) in [(start + 1, 1), (start, 0)] {
         let mut ledger = membership.open().unwrap();
         ledger.enroll(500, pid, started, NOW);
@@ -245,7 +243,7 @@ fn who_is_alive_without_a_lock() {
     }
     assert_eq!(membership.reap().unwrap(), 0);
     assert_eq!(membership.open().unwrap().used(), 140);
-    // In another pid namespace it may have the same id and start as this process.
+    // In another pid namespace it may have the same id and start time as this process.
     let layout = membership.look().unwrap();
     let child_slot = layout.slots.iter().find(|slot| slot.pid.load(Relaxed) == pid).unwrap();
     let me = ProcessIdentity::own();

@@ -14,12 +14,12 @@ fn base() -> (tempfile::TempDir, PathBuf, u32) {
     (root, base, rustix::process::getuid().as_raw())
 }
 
-/// The rights on the folders of a user: programs that root starts may become another user.
+/// Mode of a user's folders: programs that root starts may become another user.
 fn mode(uid: u32) -> u32 {
     if uid == 0 { 0o711 } else { 0o700 }
 }
 
-/// Makes a session look as if nobody had begun to use it for long.
+/// Makes a session look as if no process had started to use it for long.
 fn age(session: &Path) {
     let long_ago = SystemTime::now() - Duration::from_secs(3600);
     File::open(session.join("used")).unwrap().set_modified(long_ago).unwrap();
@@ -57,11 +57,11 @@ fn a_base_that_others_can_write_to_is_refused() {
     ));
 }
 
-/// The directory that a program was told to join.
+/// The directory that a program is told to join.
 #[test]
 fn a_session_that_others_can_write_to_is_not_joined() {
     let root = tempfile::tempdir().unwrap();
-    // Others may make folders beside it, as in `/dev/shm`.
+    // Others may create folders beside it, as in `/dev/shm`.
     fs::set_permissions(root.path(), PermissionsExt::from_mode(0o1777)).unwrap();
     let session = root.path().join("session");
     fs::create_dir(&session).unwrap();
@@ -107,8 +107,7 @@ fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
     drop(next);
     drop(user);
     drop(lock);
-    // A test that runs beside this one may have forked while the lock was open here: its child
-    // holds the lock until it ends.
+    // A concurrent test may have forked while the lock was open here: its child then holds the lock until it ends.
     let cleaned = || {
         [&used, &locked].into_iter().filter(|path| path.exists()).for_each(|path| age(path));
         let _last = OwnedSession::create_in(&base, uid).unwrap();
@@ -122,7 +121,7 @@ fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
     assert!(living.path().exists() && foreign.exists() && recent.exists());
 }
 
-/// Whoever was in use when it was looked at is given time again.
+/// A session found in use is given its full time again.
 #[test]
 fn a_session_in_use_is_young_afterwards() {
     let (_root, base, uid) = base();

@@ -1,4 +1,4 @@
-//! The gate page between two sides, and what the daemon's side is given instead of one.
+//! The gate page between the two sides, and invalid pages given to the daemon's side.
 
 use limits::GpuId;
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn raw<F: AsFd + ?Sized>(file: &F) -> i64 {
     file.as_fd().as_raw_fd().into()
 }
 
-/// Memory with these bytes and seals.
+/// A memfd with these bytes and seals.
 fn memory(bytes: &[u8], seals: SealFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = memfd_create("other", flags).unwrap();
@@ -54,7 +54,7 @@ fn a_lease_is_ended_early_and_the_next_one_is_not() {
     let rings = block.rings();
     assert!(peer.stop_early(DEVICE, 7));
     assert!(!block.is_open() && block.is_stopped(7) && block.rings() != rings);
-    // The bell has rung, so nobody sleeps.
+    // The bell has rung, so this does not sleep.
     block.wait(rings, LONG);
     assert_eq!(block.open(Some(7)), Opened::Stopped);
     assert!(!block.is_open());
@@ -69,7 +69,7 @@ fn a_lease_is_ended_early_and_the_next_one_is_not() {
         assert_eq!(block.open(None), Opened::Open);
     }
     block.close();
-    // Numbers begin anew with a registration.
+    // Lease numbers start anew with a registration.
     assert_eq!(block.open(Some(9)), Opened::Stopped);
     block.forget_leases();
     assert_eq!(block.open(Some(9)), Opened::Open);
@@ -90,10 +90,10 @@ fn a_lease_may_be_kept_until_somebody_waits() {
     assert_eq!(block.rings(), rings);
     peer.let_keep(DEVICE, 7, false);
     assert!(!block.may_keep(7) && !block.may_keep(0));
-    // The bell has rung, so nobody sleeps.
+    // The bell has rung, so this does not sleep.
     block.wait(rings, LONG);
     peer.let_keep(DEVICE, 8, true);
-    // It is not used now, and used again.
+    // The lease is unused now, and used again.
     assert!(!peer.is_idle(DEVICE, 8));
     block.rests(8);
     assert!(peer.is_idle(DEVICE, 8) && !peer.is_idle(DEVICE, 7) && !peer.is_idle(OTHER, 8));
@@ -111,7 +111,7 @@ fn a_grant_opens_the_gate_of_the_ask_that_it_answers() {
     let peer = PeerGatePage::map(page.as_fd()).unwrap();
     let first = block.ask().unwrap();
     assert!(!block.is_open() && !peer.grant(OTHER, 1, first));
-    // Given up: a grant for it does nothing, nor does one that names an open word.
+    // Withdrawn: a grant for that request has no effect, nor has one that names an open word.
     assert!(!block.withdraw());
     assert!(!peer.grant(DEVICE, 1, first) && !peer.grant(DEVICE, 1, first | 1));
     assert!(!block.is_open() && block.granted_at(1).is_none());
@@ -124,13 +124,13 @@ fn a_grant_opens_the_gate_of_the_ask_that_it_answers() {
     assert!(!peer.grant(DEVICE, 3, second) && block.ask().is_none());
     // The answer was lost.
     assert!(block.withdraw() && !block.is_open());
-    // It was ended before the governor took it over.
+    // The lease was ended before the governor took it over.
     let third = block.ask().unwrap();
     assert!(peer.grant(DEVICE, 4, third) && peer.stop_early(DEVICE, 4));
     assert_eq!((block.is_open(), block.open(Some(4))), (false, Opened::Stopped));
 }
 
-/// One side opens as the other gives up: whoever is first, the gate is closed in the end.
+/// One side opens while the other withdraws: whichever is first, the gate is closed in the end.
 #[test]
 fn granting_and_giving_up_at_the_same_moment() {
     const ASKS: u64 = 20_000;
@@ -196,7 +196,7 @@ fn the_daemon_is_woken_by_the_end_of_a_lease() {
         });
     }
     assert_eq!(ends.each_ref().map(AwaitedEnd::look), [End::Ahead, End::Reached]);
-    // Nobody sleeps whose end has been reached, and what says another number is not believed.
+    // A reached end does not sleep, and an unexpected number is not trusted.
     assert_eq!(AwaitedEnd::wait_for_any(&ends, &bell, bell.rings()).unwrap(), None);
     let next = await_ends(6);
     assert!(next.iter().all(|end| end.look() == End::Ahead));
@@ -227,7 +227,7 @@ fn a_sleeping_governor_is_woken() {
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
 }
 
-/// Both sides at once, with real memory: whatever comes first, no lease that was ended is open.
+/// Both sides at once, on real memory: whichever is first, no lease that was ended is open.
 #[test]
 fn opening_and_stopping_at_the_same_moment() {
     const LEASES: u64 = 20_000;
@@ -292,7 +292,7 @@ fn each_mapping_is_the_same_memory_at_another_address() {
     assert_eq!(bits(), 3);
     page.block(number).close();
     assert_eq!(bits(), 0);
-    // They outlive the page.
+    // The mappings outlive the page.
     drop(page);
     assert_eq!(bits(), 0);
     for mapping in mappings {
@@ -312,7 +312,7 @@ fn the_memory_can_neither_shrink_nor_grow_nor_be_inherited() {
     assert!(!seen.unwrap().success());
 }
 
-/// The owner gives the memory back piece by piece while the daemon uses it.
+/// The owner punches holes into the memory while the daemon uses it.
 #[test]
 fn holes_are_survived() {
     let page = GatePage::create().unwrap();
@@ -363,7 +363,7 @@ fn what_is_no_page_is_refused_with_a_reason() {
     }
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // A file that takes for ever to open, as one that only is a path.
+    // A file that takes for ever to open, as an O_PATH descriptor.
     let path = rustix::fs::OFlags::PATH;
     refused(&rustix::fs::open(&fifo, path, rustix::fs::Mode::empty()).unwrap(), KIND);
     refused(&File::options().read(true).write(true).open(&fifo).unwrap(), KIND);
@@ -382,7 +382,7 @@ fn what_is_no_page_is_refused_with_a_reason() {
     assert!(error.contains("looking up the descriptor"), "{error}");
 }
 
-/// A page that only another user's process could have meant is not reached.
+/// A page of another user's process is not accessed.
 #[test]
 fn a_process_of_another_user_and_one_that_has_ended_are_not_asked() {
     let page = GatePage::create().unwrap();
@@ -398,7 +398,7 @@ fn a_process_of_another_user_and_one_that_has_ended_are_not_asked() {
         Err(GatePageError::Io { .. } | GatePageError::NotAMemfd)
     ));
     child.kill().unwrap();
-    // Not waited for yet.
+    // Still a zombie.
     thread::sleep(Duration::from_millis(50));
     assert!(other(of(child.id(), uid)));
     child.wait().unwrap();
@@ -419,7 +419,7 @@ fn as_many_pages_are_mapped_as_can_be_kept_track_of() {
     assert_eq!(all().len(), 2047);
 }
 
-/// The descriptor is of something else at each look.
+/// The descriptor refers to another file at each look.
 #[test]
 fn a_descriptor_that_changes_all_the_time() {
     let page = GatePage::create().unwrap();
@@ -452,7 +452,7 @@ fn a_descriptor_that_changes_all_the_time() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Any bytes in the page, before and after it was mapped.
+    /// Arbitrary bytes in the page, before and after it was mapped.
     #[test]
     fn any_content_is_survived(
         start in prop::collection::vec(any::<u8>(), 0..400),
@@ -483,7 +483,7 @@ proptest! {
     }
 }
 
-/// As on an old kernel, or in a sandbox: there is no page, and that is said.
+/// As on an old kernel or in a sandbox: there is no page, and an error says so.
 #[test]
 fn where_the_system_has_no_such_memory_there_is_no_page() {
     let made = thread::spawn(|| {
@@ -498,7 +498,7 @@ fn where_the_system_has_no_such_memory_there_is_no_page() {
     );
 }
 
-/// From now on memfd_create(2) fails in this thread as one that does not exist.
+/// Makes memfd_create(2) fail in this thread as if it did not exist.
 fn forbid_memfd() {
     let [load, equal, answer] = [
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
@@ -522,7 +522,7 @@ fn forbid_memfd() {
     }
 }
 
-/// Programs that go into the background close all descriptors, and open others.
+/// Daemonising programs close all descriptors, and open others.
 #[test]
 fn another_file_at_the_descriptor_is_not_taken_for_the_page() {
     let page = GatePage::create().unwrap();

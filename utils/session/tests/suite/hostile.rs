@@ -1,4 +1,4 @@
-//! Gives any bytes to everything that reads a page. The fuzz target (`fuzz/`) runs the same.
+//! Gives arbitrary bytes to all readers of a page. The fuzz target (`fuzz/`) runs the same code.
 
 use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::MemoryKind;
@@ -11,7 +11,7 @@ const DEVICE: GpuId = GpuId::from_bytes([0x5a; 16]);
 /// The bytes of a valid page, for changing some of them.
 ///
 /// # Errors
-/// Those of making the page.
+/// Errors of creating the page.
 pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
     let memory = Some(MemoryLimit { limit: 1000, real: Some(500) });
     let limits = Limits { memory, ..Limits::NONE };
@@ -34,12 +34,11 @@ pub(crate) fn change(bytes: &mut [u8], changes: &[u8]) {
     }
 }
 
-/// Opens `bytes` as a page in `dir` and does all that a process of the session does. Then fills the
-/// file with `later` while it is open, and does it again. Returns whether `bytes` were taken for a
-/// page.
+/// Opens `bytes` as a page in `dir` and does everything that a process of the session does. Then fills the open file
+/// with `later`, and repeats that. Returns whether `bytes` were accepted as a page.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, std::io::Error> {
     let path = dir.join(format!("{DEVICE}.page"));
     fs::write(&path, bytes)?;
@@ -51,7 +50,7 @@ pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, st
             work(&membership);
             fs::write(&path, later)?;
             work(&membership);
-            // A page that was found to be damaged stays so.
+            // A page once found damaged stays damaged.
             fs::write(&path, bytes)?;
             work(&membership);
         }

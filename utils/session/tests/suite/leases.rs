@@ -9,7 +9,7 @@ use session::layout::PageLayout;
 use session::ledger::{Ledger, TAKEN_OFF_NS, Turn};
 
 const MS: u64 = 1_000_000;
-/// Before anything happens here.
+/// Before all events of these tests.
 const NOW: u64 = 1;
 
 struct Stage {
@@ -37,8 +37,7 @@ impl Stage {
     }
 }
 
-/// A process's load: the part of the held time that it uses, and how long its last kernel runs past
-/// the end.
+/// A process's load: the part of the held time that it uses, and how long (ns) its last kernel overruns the lease.
 #[derive(Clone, Copy)]
 struct Load {
     density: f64,
@@ -52,7 +51,7 @@ enum State {
     Drains { from: u64, until: u64 },
 }
 
-/// Runs processes of one session for some milliseconds; returns the time that each held.
+/// Runs processes of one session for `ms` milliseconds; returns the time (ns) that each held the device.
 fn simulate(stage: &Stage, loads: &[Load], ms: u64) -> Vec<u64> {
     let mut states = vec![State::Waits(0); loads.len()];
     let mut held = vec![0; loads.len()];
@@ -108,7 +107,7 @@ fn a_dense_process_uses_its_share() {
     }
 }
 
-/// It needs 40 % of the device and has 50 %, so its gate never closes.
+/// Needs 40 % of the device and has 50 %, so its gate never closes.
 #[test]
 fn a_sparse_process_within_its_share_is_never_stopped() {
     let stage = Stage::new(500_000, 1);
@@ -124,7 +123,7 @@ fn a_sparse_process_beyond_its_share_is_held_to_it() {
     is_near(stage.charged(0), 10_000 * MS, 0.25);
 }
 
-/// They never hold at the same time, and each holds as long as the other.
+/// They never hold the device at the same time, and each holds it equally long.
 #[test]
 fn dense_siblings_take_turns() {
     for processes in [2, 3, 8] {
@@ -140,7 +139,7 @@ fn dense_siblings_take_turns() {
     }
 }
 
-/// What sparse siblings leave at the end of their leases is no turn.
+/// A dense process does not use the rest of a sparse sibling's lease as its turn.
 #[test]
 fn dense_siblings_of_sparse_ones_get_equal_parts() {
     let load = |(density, overrun)| Load { density, overrun };
@@ -196,12 +195,12 @@ fn a_dead_holder_pays_until_the_end_of_its_lease() {
     let before = stage.layout().balance_ns.load(Relaxed);
     ledger.vacate(0, start + 51 * MS);
     let after = stage.layout().balance_ns.load(Relaxed);
-    // The account went on earning meanwhile.
+    // The account continued to earn meanwhile.
     assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
     assert_eq!(stage.layout().holders.load(Relaxed), 0);
 }
 
-/// How long a process waits for its first lease if it asks as often as it is told to.
+/// How long a process waits for its first lease if it asks as often as told.
 fn wait_of(ledger: &mut Ledger<'_>, slot: usize, from: u64) -> u64 {
     let mut now = from;
     while let Turn::In(wait) = ledger.begin_lease(slot, now) {
@@ -214,8 +213,8 @@ fn wait_of(ledger: &mut Ledger<'_>, slot: usize, from: u64) -> u64 {
 }
 
 proptest::proptest! {
-    /// Of two processes one has a clock of its own, in another time namespace or on another machine. It leaves the account
-    /// in any state; the other one waits no longer than for a process that stands still.
+    /// One of two processes has a different clock (another time namespace or machine) and leaves the account in any
+    /// state; the other one waits no longer than for a process that is stopped.
     #[test]
     fn a_clock_that_differs_keeps_nobody_waiting(
         differs: u64,
@@ -239,7 +238,7 @@ proptest::proptest! {
     }
 }
 
-/// A session with a process that has just got a lease, and when that was.
+/// A session with a process that has just got a lease, and the time of that.
 fn holder(share_ppm: u32) -> (Stage, u64) {
     let stage = Stage::new(share_ppm, 2);
     let mut ledger = Ledger::new(stage.layout());
@@ -284,7 +283,7 @@ fn a_death_with_nothing_under_way_costs_nothing() {
     assert_eq!(slot.work_mark.load(Relaxed), 0);
 }
 
-/// It holds up its siblings for a while, and the session pays for that.
+/// It blocks its siblings for a while, and the session pays for that.
 #[test]
 fn a_holder_that_stands_still_is_charged_by_the_clock() {
     let (stage, start) = holder(500_000);
@@ -353,7 +352,7 @@ fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
     assert_eq!(stage.layout().balance_ns.load(Relaxed), -3 * MS.cast_signed());
 }
 
-/// A session that always gets what it asks for elsewhere.
+/// A session that always gets the leases it asks for elsewhere.
 #[test]
 fn leases_from_elsewhere_are_believed_up_to_a_slack() {
     for share in [10_000, 100_000, 500_000, 700_000] {
@@ -369,16 +368,16 @@ fn leases_from_elsewhere_are_believed_up_to_a_slack() {
             }
         }
         let allowed = u64::from(share + share / 4 + 20_000);
-        // Over 10 s, and what was saved up for half a second. A lease may overrun.
+        // Over 10 s, plus half a second of savings. A lease may overrun.
         let most = (10_000 * MS + 500 * MS) / 1_000_000 * allowed;
         let near = most - most / 20..most + 60 * MS;
         assert!(near.contains(&used), "{share}: {used} of {most}");
-        // What the page's own account grants counts, too: nothing is left to be had elsewhere.
+        // Leases of the page's own account count as well: nothing is left elsewhere.
         assert!(ledger.allowed_elsewhere(now) < 40 * MS);
     }
 }
 
-/// A true daemon's measure is at most a quarter below the session's own.
+/// A correct daemon's measure is at most a quarter below the session's own.
 #[test]
 fn an_honest_session_is_never_cut() {
     for share in [10_000, 100_000, 300_000, 500_000, 900_000] {
@@ -387,7 +386,7 @@ fn an_honest_session_is_never_cut() {
         let start = 1_000 * MS;
         let mut now = start;
         while now < start + 60_000 * MS {
-            // A kernel that is longer than its lease, paid for before the next one.
+            // A kernel longer than its lease, paid for before the next one.
             let charged = if (now / MS).is_multiple_of(7) { 200 * MS } else { 20 * MS };
             let allowed = ledger.allowed_elsewhere(now);
             // The longest turn that a daemon grants.
@@ -400,7 +399,7 @@ fn an_honest_session_is_never_cut() {
     }
 }
 
-/// Each is delayed by the others, so each sees its work queued all the time.
+/// Each process is delayed by the others, so each sees its work queued all the time.
 #[test]
 fn processes_that_hold_at_once_use_no_more_together_than_the_time() {
     const SHARE: u64 = 400_000;
@@ -458,7 +457,7 @@ fn a_true_daemon_that_is_late_is_not_taken_for_a_lying_one() {
         println!("late for {late_ms} ms of each second: not granted {ahead} times");
         assert_eq!(ahead > 0, late_ms > 0);
     }
-    // One that always grants.
+    // A daemon that always grants.
     let stage = Stage::new(SHARE, 1);
     let mut ledger = Ledger::new(stage.layout());
     let mut now = 1_000 * MS;

@@ -1,4 +1,4 @@
-//! Sessions from outside: directories, pages under every kind of damage, leases, processes.
+//! Tests of the crate's interface: directories, pages under all kinds of damage, leases, processes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 

@@ -1,4 +1,4 @@
-//! The page of the node: written by one, read by others meanwhile.
+//! The page of the node: written by one thread and read by others.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use session::node_page::{
     NodeDevice, NodeFigures, NodeHealth, NodePage, NodePageError, NodePageWriter,
 };
 
-/// Every field says which write it is of.
+/// Figures in which every field tells the write.
 fn figures(number: u64) -> NodeFigures {
     let device = |_| NodeDevice {
         uuid: GpuId::from_bytes([number as u8; 16]),
@@ -39,7 +39,7 @@ fn readers_see_whole_figures_while_they_are_written() {
         scope.spawn(|| {
             for number in 1.. {
                 writer.publish(&figures(number));
-                // Or nobody would ever find it at rest.
+                // Pauses, because otherwise no reader would ever find the page at rest.
                 if number.is_multiple_of(8) {
                     thread::sleep(Duration::from_micros(10));
                 }
@@ -49,7 +49,7 @@ fn readers_see_whole_figures_while_they_are_written() {
             }
         });
         let (mut last, mut different) = (0, 0);
-        // Reads that began during a write and gave up for that are no fault.
+        // Reads that gave up because of a write are no failure.
         while different < 1_000 && start.elapsed() < patience {
             let Ok(found) = page.read() else { continue };
             assert_eq!(found, figures(found.written_ns));
@@ -60,12 +60,12 @@ fn readers_see_whole_figures_while_they_are_written() {
         over.store(true, Ordering::Relaxed);
         assert_eq!(different, 1_000);
     });
-    // The next daemon makes a page of its own; the former one is as it was left.
+    // The next daemon creates its own page; the former page stays as it was left.
     let next = NodePageWriter::create(&path).unwrap();
     next.publish(&figures(3));
     assert!(page.read().unwrap().written_ns > 3);
     assert_eq!(NodePage::open(&path).unwrap().read().unwrap(), figures(3));
-    // The former one leaves what is not its own.
+    // The former daemon does not remove another one's page.
     drop(writer);
     assert!(path.exists());
     drop(next);
@@ -82,14 +82,14 @@ fn a_page_that_is_cut_short_is_none() {
     assert_eq!(page.read().unwrap(), figures(3));
     fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
     assert!(matches!(page.read(), Err(NodePageError::NoPage)));
-    // The writer goes on, to no effect.
+    // The writer continues without effect.
     writer.publish(&figures(4));
     assert!(matches!(page.read(), Err(NodePageError::NoPage)));
     assert!(matches!(NodePage::open(&path), Err(NodePageError::NoPage)));
     fs::write(&path, [0; 5000]).unwrap();
     let zeros = NodePage::open(&path).unwrap();
     assert!(matches!(zeros.read(), Err(NodePageError::NoPage)));
-    // What is no page is left alone.
+    // A file that is no page is left alone.
     assert!(matches!(NodePageWriter::create(&path), Err(NodePageError::Taken(_))));
     assert_eq!(fs::read(&path).unwrap(), [0; 5000]);
 }

@@ -1,4 +1,4 @@
-//! A page that several processes use.
+//! A page shared by several processes.
 
 use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::{MemoryKind, PageLayout};
@@ -25,7 +25,7 @@ fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
     membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 400).unwrap();
 }
 
-/// CUDA tells the bits of a MIG slice's UUID, NVML its text.
+/// CUDA returns the bits of a MIG slice's UUID, NVML its text.
 #[test]
 fn both_spellings_of_a_slice_mean_one_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -52,8 +52,8 @@ fn noise_and_short_files_are_refused() {
     assert!(matches!(Page::open(dir.path(), DEVICE, &limits(1)), Err(PageError::Io { .. })));
 }
 
-/// A process killed at a random moment leaves its bytes, its slot and perhaps the lock. The next
-/// process takes them over.
+/// A process killed at a random moment leaves its bytes, its slot and perhaps the lock. The next process takes them
+/// over.
 #[test]
 fn a_killed_process_gives_everything_back() {
     let dir = tempfile::tempdir().unwrap();

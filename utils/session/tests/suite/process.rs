@@ -1,4 +1,4 @@
-//! Which process is meant.
+//! The identity of processes.
 
 use session::process::{ProcessIdentity, pidfd, start_time};
 use std::process::Command;

@@ -36,8 +36,7 @@ pub(crate) fn damaged(membership: &Membership, what: &str) {
     let _ = membership.reap();
 }
 
-/// Does what a program does that closes descriptors it does not know: the page's descriptor then
-/// stands for another file.
+/// Acts like a program that closes unknown descriptors: the page's descriptor then refers to another file.
 pub(crate) fn close_descriptor(page: &Path) {
     let null = File::open("/dev/null").unwrap();
     let numbers: Vec<i32> = fs::read_dir("/proc/self/fd")

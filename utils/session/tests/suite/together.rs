@@ -1,4 +1,4 @@
-//! Devices that a session uses together: one account, one end, and counted collectives.
+//! Devices that a session uses together: one account, a common end of leases, and counted collectives.
 
 use limits::{ComputeLimit, GpuId, Limits};
 use session::ledger::Turn;
@@ -53,8 +53,8 @@ impl Device {
     }
 }
 
-/// A process that waits for its first lease launches no collective. It is one of those together all the same, for a
-/// second, if others of its session launch some.
+/// A process that waits for its first lease launches no collective. Its device counts as used together all the same,
+/// for a second, if other processes of its session launch some.
 #[test]
 fn a_device_is_presumed_to_be_used_with_others() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -73,7 +73,7 @@ fn a_device_is_presumed_to_be_used_with_others() {
     assert!(own.is_behind(page));
 }
 
-/// Two devices of one process, with the first lease under way on both.
+/// Two devices of one process, with the first lease running on both.
 fn two(shares: [u32; 2]) -> (tempfile::TempDir, [Device; 2], u64) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let first = Device::join(dir.path(), 1, shares[0]);
@@ -88,15 +88,15 @@ fn two(shares: [u32; 2]) -> (tempfile::TempDir, [Device; 2], u64) {
 #[test]
 fn leases_have_one_end_and_the_least_share() {
     let (_dir, [first, second], now) = two([500_000, 250_000]);
-    // A quarter of two periods of 300 ms has been saved up, and lasts for a third longer.
+    // A quarter of two periods of 300 ms has been saved up, and lasts a third longer.
     let Turn::Granted(length) = first.begin(now) else { panic!() };
     assert_eq!(length, 30 * MS);
     assert_eq!(second.begin(now + 5 * MS), Turn::Granted(25 * MS));
-    // The first to ask decides for both, whether it goes on ...
+    // The first device to ask decides for both, whether the lease is renewed ...
     let Turn::Granted(more) = second.renew(now + 24 * MS, 19 * MS) else { panic!() };
     assert_eq!(first.renew(now + 25 * MS, 25 * MS), Turn::Granted(more - MS));
     let mut end = now + 24 * MS + more;
-    // ... or does not, when what was saved up is used up.
+    // ... or not, when the savings are used up.
     loop {
         let renewed = second.renew(end - MS, 100 * MS);
         assert_eq!(first.renew(end - MS, 100 * MS), renewed);
@@ -107,7 +107,7 @@ fn leases_have_one_end_and_the_least_share() {
     }
     assert!((195 * MS..=205 * MS).contains(&(end - now)), "{}", end - now);
     first.end(end, MS);
-    // What ends later is not joined.
+    // A lease that is only draining is not joined.
     assert!(matches!(first.begin(end), Turn::In(_)));
     second.end(end + MS, MS);
     assert!(matches!(first.begin(end + 2 * MS), Turn::In(_)));
@@ -122,7 +122,8 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     assert!(second.is(Together::is_behind) && first.is(Together::is_ahead));
     second.launches(1);
     assert!(!second.is(Together::is_behind) && !first.is(Together::is_ahead));
-    // One more has begun than on the other device, and is left: that one is still behind when both are held again.
+    // One more collective has begun than on the other device, and is left: the other device is still behind in the next
+    // turn.
     first.launches(1);
     let turn = |at: u64, is_left: bool| {
         first.is_left(is_left);
@@ -138,7 +139,7 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     assert!(!second.is(Together::is_behind));
     at = turn(at, false);
     assert!(first.is(Together::numbers_tell));
-    // They differ although all is done: the numbers do not tell who waits.
+    // The counts differ although all work is done: they do not tell which device waits.
     first.launches(1);
     at = turn(at, false);
     first.launches(5);
@@ -146,7 +147,7 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     second.launches(5);
     at = turn(at, false);
     assert!(first.is(Together::numbers_tell));
-    // The same number, and one waits for the other all the same: the numbers are wrong, until all is done again.
+    // Equal counts, but one device waits for the other: the counts are wrong until all work is done again.
     first.is_left(true);
     assert!(!first.is(Together::numbers_tell));
     at = turn(at, true);
@@ -155,8 +156,8 @@ fn a_device_is_behind_until_it_has_launched_as_many() {
     assert!(first.is(Together::numbers_tell));
 }
 
-/// One that began to count earlier, or without a limit, has another number. Batches end with the same collective all the
-/// same, once none of the devices was held and each had done as many since the last time.
+/// Devices that began to count at different times have different counts. Batches still end with the same collective,
+/// once none of the devices was held and each had done equally many since the last time.
 #[test]
 fn batches_end_with_the_same_collective_on_all_devices() {
     let (_dir, [first, second], now) = two([500_000; 2]);
@@ -174,13 +175,13 @@ fn batches_end_with_the_same_collective_on_all_devices() {
         first.end(at + 20 * MS, 20 * MS);
         second.end(at + 20 * MS, 20 * MS);
     };
-    // Each batch has one collective while the numbers differ.
+    // Each batch has one collective while the counts differ.
     let each: Vec<u64> = (1..=20).collect();
     turn(now, [2, 2]);
     assert_eq!([ends(&first), ends(&second)], [each.clone(), each]);
     turn(now + 600 * MS, [4, 4]);
     assert_eq!([ends(&first), ends(&second)], [[4, 12, 20]; 2]);
-    // From then on that stays so.
+    // From then on, batches stay aligned.
     first.launches(5);
     assert_eq!(ends(&first), [7, 15]);
 }
@@ -197,12 +198,12 @@ fn a_call_is_for_those_behind_or_for_all() {
     let is_over = |call| Together::call_is_over(first.membership.look().unwrap(), call);
     let call = calls(&first, now + 55 * MS);
     assert!(called(&second) && !called(&first));
-    // Whatever is left, and nobody joins it.
+    // Granted whatever is left, and other devices do not join.
     assert!(matches!(second.begin(now + 200 * MS), Turn::In(_)));
     assert!(second.called(now + 51 * MS).is_some_and(|length| length <= 5 * MS));
     first.end(now + 52 * MS, 52 * MS);
     assert!(matches!(first.begin(now + 52 * MS), Turn::In(_)));
-    // Another call came later, and goes on when the first is over.
+    // Another call came later, and continues when the first is over.
     let later = calls(&first, now + 56 * MS);
     is_over(call);
     assert!(called(&second));
@@ -210,7 +211,7 @@ fn a_call_is_for_those_behind_or_for_all() {
     assert!(!called(&second) && second.called(now + 52 * MS).is_none());
 }
 
-/// Where streams wait for the gate, a device that ends first stays until no other may begin more.
+/// With stream gates, a device that ends first keeps its collectives until no other one may begin more.
 #[test]
 fn a_device_sees_whether_others_may_begin_more() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -222,10 +223,10 @@ fn a_device_sees_whether_others_may_begin_more() {
     assert!(!are_open(&first) && are_open(&second));
     first.own.is_closed(first.membership.look().unwrap());
     assert!(!are_open(&second));
-    // A process that has died in the middle does not hold the others up.
+    // A process that has died meanwhile does not block the others.
     first.own.is_open(first.membership.look().unwrap(), session::clock::now_ns());
     assert!(!are_open(&second));
-    // A launch that has failed counts no more.
+    // A failed launch no longer counts.
     first.launches(2);
     assert!(second.is(Together::is_behind));
     first.own.collectives_begin(first.membership.look().unwrap(), -2);
