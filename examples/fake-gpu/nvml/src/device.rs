@@ -1,4 +1,4 @@
-//! Devices: handles, names, memory. As with NVML, `CUDA_VISIBLE_DEVICES` has no effect here.
+//! Device handles, names and memory. As in NVML, `CUDA_VISIBLE_DEVICES` has no effect.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong};
 
@@ -9,7 +9,7 @@ use crate::faults::check_present;
 use crate::ffi::{Api, Out, Text, api, put_text};
 use crate::system::node;
 
-/// Handles are numbers from here on, and never dereferenced.
+/// Handles are numbers starting here, and never dereferenced.
 const FIRST_HANDLE: usize = 0x6_0000_0000;
 /// Distance between two handles.
 const STEP: usize = 16;
@@ -21,7 +21,7 @@ pub(crate) fn handle(device: u32) -> NvmlDevice {
     (FIRST_HANDLE + device as usize * STEP) as NvmlDevice
 }
 
-/// The device behind a handle. One that is lost answers nothing.
+/// The index of a handle's device; an error for a lost device.
 pub(crate) fn known(device: NvmlDevice) -> Api<u32> {
     let node = node()?;
     let offset = (device as usize).wrapping_sub(FIRST_HANDLE);
@@ -101,7 +101,7 @@ pub(crate) struct PciInfo {
     domain: c_uint,
     bus: c_uint,
     device: c_uint,
-    /// Device and vendor.
+    /// PCI device and vendor id.
     id: c_uint,
     subsystem: c_uint,
     text: [u8; 32],
@@ -143,7 +143,7 @@ pub(crate) extern "C" fn compute_capability(
     })
 }
 
-/// Sets of memory nodes, and of processors' sockets, which are the same here.
+/// `nvmlDeviceGetMemoryAffinity`: sets of NUMA nodes, and of sockets, which are the same here.
 pub(crate) extern "C" fn memory_affinity(
     device: NvmlDevice,
     length: c_uint,
@@ -163,7 +163,7 @@ pub(crate) extern "C" fn memory_affinity(
     })
 }
 
-/// Whether this process is told of memory. A GPU that shares the machine's memory does not tell.
+/// Whether memory is reported to this process. A GPU that shares the machine's memory does not report it.
 fn check_tells_memory() -> Api {
     let refuses = std::env::var_os("SLUICE_FAKE_NVML_MEMORY").is_some_and(|value| value == "0");
     if refuses { Err(NvmlReturn::NOT_SUPPORTED) } else { Ok(()) }
@@ -193,7 +193,7 @@ pub(crate) extern "C" fn memory_v2(device: NvmlDevice, to: Out<MemoryV2>) -> Nvm
     })
 }
 
-/// For modes that the fake device has switched off.
+/// For modes that are off on the simulated device.
 pub(crate) extern "C" fn off(device: NvmlDevice, mode: Out<c_uint>) -> NvmlReturn {
     api(|| {
         known(device)?;
@@ -208,17 +208,17 @@ fn constant(device: NvmlDevice, to: Out<c_uint>, value: c_uint) -> NvmlReturn {
     })
 }
 
-/// Of its bus.
+/// PCIe generation.
 pub(crate) extern "C" fn link_generation(device: NvmlDevice, to: Out<c_uint>) -> NvmlReturn {
     constant(device, to, 5)
 }
 
-/// Lanes of its bus.
+/// PCIe lanes.
 pub(crate) extern "C" fn link_width(device: NvmlDevice, to: Out<c_uint>) -> NvmlReturn {
     constant(device, to, 16)
 }
 
-/// For functions that the fake device does not support.
+/// For functions that the simulated device does not support.
 pub(crate) extern "C" fn not_supported(device: NvmlDevice) -> NvmlReturn {
     api(|| {
         known(device)?;

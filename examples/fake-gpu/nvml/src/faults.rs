@@ -1,4 +1,4 @@
-//! Faults, and the events by which they are told.
+//! Faults, and the NVML events that report them.
 
 use core::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,9 +18,9 @@ const TIMEOUT: NvmlReturn = NvmlReturn(10);
 const GPU_IS_LOST: NvmlReturn = NvmlReturn(15);
 /// `nvmlEventTypeXidCriticalError`
 const XID: c_ulonglong = 8;
-/// Handles of sets are numbers from here on, and never dereferenced.
+/// Handles of event sets are numbers starting here, and never dereferenced.
 const FIRST_SET: usize = 0x7_0000_0000;
-/// How often a set that waits looks for faults.
+/// How often a waiting set polls for faults.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// `nvmlEventSet_t`
@@ -40,7 +40,7 @@ pub(crate) struct EventData {
 #[derive(Default)]
 struct Set {
     devices: Vec<u32>,
-    /// Faults that it has told, or that are from before it was made.
+    /// Number of faults that were reported, or that happened before the set was created.
     passed: usize,
 }
 
@@ -51,16 +51,16 @@ fn sets() -> MutexGuard<'static, Vec<Option<Set>>> {
 }
 
 fn all() -> Api<Vec<Fault>> {
-    // A file that cannot be read is a test that fails.
+    // An unreadable file means a broken test.
     faults::read(node()?.path()).map_err(|_| NvmlReturn::UNKNOWN)
 }
 
-/// Refuses a device that is lost.
+/// An error for a lost device.
 pub(crate) fn check_present(device: u32) -> Api {
     if all()?.contains(&Fault::Lost { device }) { Err(GPU_IS_LOST) } else { Ok(()) }
 }
 
-/// Of the errors in memory: those since the driver was loaded and those ever are the same here.
+/// `nvmlDeviceGetTotalEccErrors`: volatile and aggregate counts are the same here.
 pub(crate) extern "C" fn ecc_errors(
     device: NvmlDevice,
     kind: c_uint,
@@ -81,7 +81,7 @@ pub(crate) extern "C" fn ecc_errors(
     })
 }
 
-/// ECC is on, and stays so.
+/// `nvmlDeviceGetEccMode`: ECC is always on.
 pub(crate) extern "C" fn ecc_mode(
     device: NvmlDevice,
     current: Out<c_uint>,
@@ -122,7 +122,7 @@ pub(crate) extern "C" fn free_set(set: EventSet) -> NvmlReturn {
     })
 }
 
-/// Only errors can be asked for.
+/// `nvmlDeviceRegisterEvents`: only Xid errors are supported.
 pub(crate) extern "C" fn register(
     device: NvmlDevice,
     types: c_ulonglong,
@@ -164,7 +164,7 @@ pub(crate) extern "C" fn wait(set: EventSet, to: Out<EventData>, timeout_ms: c_u
     })
 }
 
-/// The next error that a set has to tell.
+/// The next error that a set has to report.
 fn next(set: EventSet) -> Api<Option<(u32, u64)>> {
     let faults = all()?;
     let mut sets = sets();

@@ -1,14 +1,13 @@
-//! Pointers that C callers pass. The caller vouches for their validity; a null pointer gives an
-//! error code.
+//! Pointers from C callers, who vouch for their validity. A null pointer gives an error code.
 
 use core::ffi::{CStr, c_char, c_uint};
 
 use driver::nvml::NvmlReturn;
 
-/// The outcome inside the library.
+/// A result inside the library.
 pub(crate) type Api<T = ()> = Result<T, NvmlReturn>;
 
-/// Turns an outcome into what the caller gets.
+/// Turns a result into NVML's return code.
 pub(crate) fn api(body: impl FnOnce() -> Api) -> NvmlReturn {
     match body() {
         Ok(()) => NvmlReturn::SUCCESS,
@@ -16,7 +15,7 @@ pub(crate) fn api(body: impl FnOnce() -> Api) -> NvmlReturn {
     }
 }
 
-/// Where a result goes.
+/// An output pointer.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -28,7 +27,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// An address from a caller's structure.
+    /// A pointer from a caller's structure.
     pub(crate) const fn new(to: *mut T) -> Self {
         Self(to)
     }
@@ -37,7 +36,7 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Writes; null is an invalid argument.
+    /// Writes the value; null is an invalid argument.
     pub(crate) fn put(self, value: T) -> Api {
         self.put_at(0, value)
     }
@@ -80,7 +79,7 @@ impl Text {
     }
 }
 
-/// Writes a C string into a caller's buffer. A buffer that is too short is an error.
+/// Writes a C string into a caller's buffer; `INSUFFICIENT_SIZE` if the buffer is too short.
 pub(crate) fn put_text(to: Out<c_char>, length: c_uint, text: &str) -> Api {
     if to.is_null() {
         return Err(NvmlReturn::INVALID_ARGUMENT);

@@ -1,8 +1,8 @@
-//! A `libnvidia-ml.so.1` in software, over the node that [`fake_node`] simulates.
+//! The simulated `libnvidia-ml.so.1`, over the node that [`fake_node`] simulates. Tests and the demo load it in place
+//! of NVML.
 //!
-//! It reads the node and changes nothing in it: it creates no context and registers no process. As
-//! with the real library, utilisation comes in periods of a sixth of a second, and an idle process
-//! has no sample.
+//! It only reads the node: it creates no context and registers no process. As in NVML, utilization is sampled in
+//! periods of a sixth of a second, and an idle process has no sample.
 
 mod device;
 mod faults;

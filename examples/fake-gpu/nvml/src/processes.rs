@@ -1,4 +1,4 @@
-//! Lists of processes.
+//! The lists of processes.
 
 use core::ffi::{c_uint, c_void};
 
@@ -14,10 +14,10 @@ use crate::ffi::{Api, Out, api};
 use crate::system::node;
 use crate::view::{pass_half, shown_bytes, shown_pid};
 
-/// Without MIG there are no instances.
+/// Without MIG, entries name no GPU or compute instance.
 const NO_INSTANCE: c_uint = u32::MAX;
 
-/// Fills a caller's list. If it is too short, the caller gets the length that is needed.
+/// Fills a caller's list; the caller of too short a list gets the required length.
 fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u64) -> T) -> Api {
     let room = count.get()?;
     if to.is_null() && room > 0 {
@@ -33,7 +33,7 @@ fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u6
     Ok(())
 }
 
-/// The processes with a context on the device, and the memory of each.
+/// The processes with a context on the device, and the bytes of each.
 fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let index = known(device)? as usize;
     asked::note(asked::PROCESSES);
@@ -83,7 +83,7 @@ pub(crate) extern "C" fn compute(
     })
 }
 
-/// Graphics and MPS processes: there are none.
+/// Graphics and MPS processes, of which there are none.
 pub(crate) extern "C" fn none(
     device: NvmlDevice,
     count: Out<c_uint>,
@@ -97,7 +97,7 @@ pub(crate) extern "C" fn none(
 
 /// `nvmlDeviceGetRunningProcessDetailList`
 pub(crate) extern "C" fn details(device: NvmlDevice, of: Out<ProcessDetailList>) -> NvmlReturn {
-    /// The last of `nvmlProcessMode_t`. Only this one and 0 have processes here.
+    /// The last value of `nvmlProcessMode_t`. Only this one and 0 list processes here.
     const ALL: c_uint = 3;
     api(|| {
         let asked = of.get()?;

@@ -1,4 +1,4 @@
-//! Power, temperature and clocks: plausible figures that follow from the utilisation.
+//! Power, temperature and clocks: plausible figures derived from the utilization.
 
 use core::ffi::{c_uint, c_ulonglong};
 
@@ -8,7 +8,7 @@ use crate::device::known;
 use crate::ffi::{Api, Out, api};
 use crate::system::node;
 
-/// What a device may draw, and what it draws when idle, in milliwatts.
+/// A device's power limit and its power when idle, in milliwatts.
 const LIMIT_MW: c_uint = 700_000;
 const IDLE_MW: c_uint = 70_000;
 /// Its temperature when idle and when busy, in degrees Celsius.
@@ -21,7 +21,7 @@ const MEMORY_MHZ: c_uint = 3201;
 /// `nvmlClocksThrottleReasonGpuIdle`
 const IDLE: c_ulonglong = 1;
 
-/// Percent of the last full period.
+/// Utilization of the last full period, in percent.
 fn utilization(device: NvmlDevice) -> Api<c_uint> {
     let index = known(device)?;
     Ok(node()?.lock().utilization(index))
@@ -38,7 +38,7 @@ pub(crate) extern "C" fn power_limit(device: NvmlDevice, to: Out<c_uint>) -> Nvm
     })
 }
 
-/// There is one sensor: the chip's.
+/// `nvmlDeviceGetTemperature`: the only sensor is the chip's.
 pub(crate) extern "C" fn temperature(
     device: NvmlDevice,
     sensor: c_uint,
@@ -52,7 +52,7 @@ pub(crate) extern "C" fn temperature(
     })
 }
 
-/// The temperatures from which it would slow down, and others of that kind: one for all.
+/// `nvmlDeviceGetTemperatureThreshold`: the same value for all thresholds.
 pub(crate) extern "C" fn temperature_threshold(
     device: NvmlDevice,
     kind: c_uint,
@@ -96,7 +96,7 @@ pub(crate) extern "C" fn most_clock_info(
     })
 }
 
-/// An idle device is slow because it is idle.
+/// `nvmlDeviceGetCurrentClocksThrottleReasons`: an idle device is clocked down because it is idle.
 pub(crate) extern "C" fn throttle_reasons(device: NvmlDevice, to: Out<c_ulonglong>) -> NvmlReturn {
     api(|| to.put(if utilization(device)? == 0 { IDLE } else { 0 }))
 }

@@ -1,13 +1,13 @@
-//! The exported functions, in the shape of the real library's. Those save all registers and take an
-//! address relative to the instruction at offset 17. `nvmlInit_v2` is the exception: it has 7 bytes
-//! (`31 ff e9 rel32`). So a tool that patches entry points meets the same code here. On aarch64, whose library was not
-//! looked at, they do the same.
+//! The exported functions, with entry code like the real library's, so that tools which patch entry points meet the
+//! same code. The real functions save all registers and take a RIP-relative address at offset 17; `nvmlInit_v2` is the
+//! exception, with 7 bytes (`31 ff e9 rel32`). On aarch64, where the real library was not examined, the code is the
+//! equivalent.
 
 use core::sync::atomic::AtomicU32;
 
 use crate::{device, faults, processes, sensors, system, tables, utilization};
 
-/// The address that the stubs take.
+/// The address that the stubs load.
 static LANDMARK: AtomicU32 = AtomicU32::new(0);
 
 macro_rules! exports {

@@ -1,4 +1,4 @@
-//! Initialisation, and functions about the machine as a whole.
+//! Initialisation, and functions about the whole machine.
 
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -13,16 +13,16 @@ use crate::ffi::{Api, Out, api, put_text};
 const DRIVER_NOT_LOADED: NvmlReturn = NvmlReturn(9);
 /// All flags of `nvmlInitWithFlags`.
 const FLAGS: c_uint = 3;
-/// The version of the driver that this one is modelled on, and its CUDA version.
+/// The simulated driver's version and its CUDA version.
 const VERSION: &str = "580.159.04";
 const CUDA: c_int = 13000;
 
 static NODE: OnceLock<Node> = OnceLock::new();
-/// Calls of `nvmlInit` less those of `nvmlShutdown`.
+/// Calls of `nvmlInit` minus those of `nvmlShutdown`.
 static USERS: AtomicU32 = AtomicU32::new(0);
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// The driver's version, with a mark.
+/// The driver's version, marked as fake.
 fn version() -> String {
     format!("{}-fake", older::chosen().map_or(VERSION, |older| older.version))
 }
@@ -39,7 +39,7 @@ pub(crate) extern "C" fn init_v1() -> NvmlReturn {
     init_with_flags(0)
 }
 
-/// The node stays mapped after a shutdown: using it again is cheaper than mapping it again.
+/// `nvmlInitWithFlags`. The node stays mapped after a shutdown, because reusing it is cheaper than mapping it again.
 pub(crate) extern "C" fn init_with_flags(flags: c_uint) -> NvmlReturn {
     api(|| {
         if flags & !FLAGS != 0 {
@@ -102,7 +102,7 @@ pub(crate) extern "C" fn cuda_version(version: Out<c_int>) -> NvmlReturn {
     })
 }
 
-/// The program's path (the beginning of its command line).
+/// `nvmlSystemGetProcessName`: the program's path, from the beginning of its command line.
 pub(crate) extern "C" fn process_name(pid: c_uint, to: Out<c_char>, length: c_uint) -> NvmlReturn {
     api(|| {
         node()?;

@@ -1,6 +1,6 @@
-//! The table of private functions that `nvidia-smi` asks for: one function, which lists the ids of the processes on a
-//! device. As in the real library it asks the kernel's driver, by `ioctl`. A machine without the driver refuses. So
-//! somebody who stands in for it is needed: the limiter's tests have one.
+//! The table of private functions that `nvidia-smi` uses, with one function: the pids of the processes on a device.
+//! Like the real one, it calls the kernel driver by `ioctl`, which fails on a machine without the driver. So a
+//! replacement of `ioctl` is needed, as in the limiter's tests.
 
 use core::ffi::{c_uint, c_void};
 use std::fs::File;
@@ -11,7 +11,7 @@ use driver::nvml::{NvmlDevice, NvmlReturn};
 use crate::device::known;
 use crate::ffi::{Api, Out, api};
 
-/// The table's id, by driver 580.159.
+/// The table's id in driver 580.159.
 const ID: [u8; 16] = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
 ];
@@ -37,7 +37,7 @@ struct Pids {
     pids: [u32; 950],
 }
 
-/// `NV_ESC_RM_CONTROL`, `NV2080_CTRL_CMD_GPU_GET_PIDS`, and `NV20_SUBDEVICE_0`, which all processes with a context have.
+/// `NV_ESC_RM_CONTROL`, `NV2080_CTRL_CMD_GPU_GET_PIDS`, and `NV20_SUBDEVICE_0`, which every process with a context has.
 const CONTROL: libc::Ioctl = libc::_IOWR::<Control>(b'F' as u32, 0x2A);
 const GET_PIDS: u32 = 0x2080_018D;
 const ALL: u32 = 0x2080;
@@ -48,7 +48,7 @@ struct Table([*const c_void; 2]);
 // SAFETY: a size and the address of a function.
 unsafe impl Sync for Table {}
 
-/// Its size in bytes, and its function.
+/// The table: its size in bytes, and its function.
 static TABLE: Table =
     Table([core::ptr::without_provenance(size_of::<Table>()), pids as *const c_void]);
 
@@ -61,7 +61,7 @@ pub(crate) extern "C" fn get(table: Out<*const c_void>, id: Out<[u8; 16]>) -> Nv
     })
 }
 
-/// The handle of a device's object is its number.
+/// The private function. The handle of a device's object is the device's index.
 extern "C" fn pids(device: NvmlDevice, count: Out<c_uint>, to: Out<c_uint>) -> NvmlReturn {
     api(|| {
         let asked = asked(known(device)?)?;

@@ -1,4 +1,4 @@
-//! Utilisation, of the device and by process.
+//! Utilization, of devices and of processes.
 
 use core::ffi::c_uint;
 use std::sync::OnceLock;
@@ -24,8 +24,7 @@ pub(crate) struct Rates {
     memory: c_uint,
 }
 
-/// Microseconds from the simulation's clock to the calendar's. Fixed once, so that a sample's time
-/// never changes.
+/// Microseconds from the simulation's clock to the calendar's. Fixed once, so that a sample's time never changes.
 fn offset() -> u64 {
     static OFFSET: OnceLock<u64> = OnceLock::new();
     *OFFSET.get_or_init(|| {
@@ -38,12 +37,12 @@ pub(crate) extern "C" fn rates(device: NvmlDevice, to: Out<Rates>) -> NvmlReturn
     api(|| {
         let index = known(device)?;
         let gpu = node()?.lock().utilization(index);
-        // As if each kernel read or wrote half of the time.
+        // As if each kernel accessed memory half of the time.
         to.put(Rates { gpu, memory: gpu / 2 })
     })
 }
 
-/// Encoder and decoder: nothing uses them.
+/// Encoder and decoder, which nothing uses.
 pub(crate) extern "C" fn no_engine(
     device: NvmlDevice,
     percent: Out<c_uint>,
@@ -57,7 +56,7 @@ pub(crate) extern "C" fn no_engine(
     })
 }
 
-/// The newest sample of each process after `last_seen`.
+/// The newest sample of each process after `last_seen` (microseconds).
 fn newest(device: NvmlDevice, last_seen: u64) -> Api<Vec<ProcessSample>> {
     let index = known(device)?;
     let since = last_seen.saturating_sub(offset()).saturating_mul(1000);
@@ -77,8 +76,7 @@ fn time(sample: &ProcessSample) -> u64 {
     sample.end_ns / 1000 + offset()
 }
 
-/// Fills a caller's list. `Err(NOT_FOUND)` if there is nothing, `INSUFFICIENT_SIZE` with the length
-/// if it is too short.
+/// Fills a caller's list; `NOT_FOUND` without samples, `INSUFFICIENT_SIZE` with the required length if it is too short.
 fn fill<T>(
     found: &[ProcessSample],
     room: c_uint,

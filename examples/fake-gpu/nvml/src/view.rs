@@ -1,5 +1,5 @@
-//! How processes look from outside: a process in a container is listed by its id on the host, some
-//! drivers do not report a process's memory, and each list takes time.
+//! How NVML shows processes, by environment variables: with a host pid instead of the container's, without memory as by
+//! some drivers, and with a delay per list.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::ffi::Api;
 
 /// Added to each process id, as if this library ran in a pid namespace of its own.
 const OFFSET: &str = "SLUICE_FAKE_PID_OFFSET";
-/// `0`: the memory of processes is not known.
+/// `0`: processes' memory is not reported.
 const FIGURES: &str = "SLUICE_FAKE_PROCESS_MEMORY";
-/// How long a list of processes takes, in microseconds: before it is made and again afterwards.
+/// The duration of a query for processes, in microseconds; half of it passes before the list is made, half afterwards.
 const LIST_US: &str = "SLUICE_FAKE_LIST_US";
 
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ struct View {
     list_us: u64,
 }
 
-/// Read once. An invalid value is an error of every call that lists processes.
+/// The settings, read once. An invalid value is an error of every query for processes.
 fn view() -> Api<View> {
     static VIEW: OnceLock<Option<View>> = OnceLock::new();
     let read = || {
@@ -45,17 +45,17 @@ fn view() -> Api<View> {
     VIEW.get_or_init(read).ok_or(NvmlReturn::UNKNOWN)
 }
 
-/// A process's id as it is shown.
+/// A process's id as reported.
 pub(crate) fn shown_pid(pid: u32) -> Api<u32> {
     Ok(pid.wrapping_add(view()?.offset))
 }
 
-/// A process's memory as it is shown.
+/// A process's memory as reported.
 pub(crate) fn shown_bytes(bytes: u64) -> Api<u64> {
     Ok(if view()?.figures { bytes } else { VALUE_NOT_AVAILABLE })
 }
 
-/// Waits for half of the time that a list takes.
+/// Waits for half of a query's duration.
 pub(crate) fn pass_half() -> Api {
     let us = view()?.list_us;
     if us > 0 {

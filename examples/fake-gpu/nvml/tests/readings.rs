@@ -100,7 +100,7 @@ fn utilisation_follows_the_kernels() {
         assert_eq!((samples[0].pid, samples[0].sm_util), (std::process::id(), 100));
         let newest = samples[0].timestamp;
         eventually(|| device.utilization_rates().unwrap().gpu == 0);
-        // The end of the kernel may have made one more sample; later there is none.
+        // The end of the kernel may have added one more sample; later there is none.
         let last =
             device.process_utilization_stats(newest).map_or(newest, |samples| samples[0].timestamp);
         std::thread::sleep(Duration::from_millis(200));
@@ -184,7 +184,7 @@ fn the_first_bytes_are_those_of_the_real_library() {
     }
 }
 
-/// Makes a fault happen on this test's node.
+/// Adds a fault to this test's node.
 fn fault(line: &str) {
     let path = std::env::var("SLUICE_FAKE_NODE").unwrap() + ".faults";
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
@@ -214,7 +214,7 @@ fn sensors_follow_the_work_and_faults_are_told() {
         assert_eq!(device.supported_event_types().unwrap(), wanted);
         fault("xid 0 13");
         let set = device.register_events(wanted, nvml.create_event_set().unwrap()).unwrap();
-        // What was before is not told, nor what happens to others.
+        // Earlier faults are not reported, nor are those of other devices.
         fault("xid 1 79");
         assert!(matches!(set.wait(0), Err(NvmlError::Timeout)));
         fault("ecc 0 uncorrected 2");
