@@ -1,7 +1,4 @@
-//! Arrays and mipmapped arrays.
-//!
-//! The file is long because it is one chapter of the driver API, "Memory Management (arrays)",
-//! and is looked up by that.
+//! Arrays and mipmapped arrays. One file for one section of the driver API ("Memory Management", arrays).
 
 use core::ffi::c_uint;
 
@@ -28,9 +25,9 @@ pub(crate) struct Array {
     descriptor: Array3dDescriptor,
     base: u64,
     size: u64,
-    /// Bytes that the device counts; 0 for a level.
+    /// Bytes that the device counts; 0 for a mipmap level.
     taken: u64,
-    /// The mipmapped array that owns it.
+    /// The mipmapped array to which a level belongs.
     owner: u64,
 }
 
@@ -43,7 +40,7 @@ pub(crate) struct Mipmap {
     base: u64,
     size: u64,
     taken: u64,
-    /// The external memory that it is mapped onto, 0 for none.
+    /// The external memory onto which it is mapped; 0: none.
     external: u64,
 }
 
@@ -57,10 +54,10 @@ pub(crate) struct Place {
     pub(crate) external: u64,
 }
 
-/// An array's measures.
+/// An array's dimensions.
 pub(crate) struct Measures {
     size: [u64; 3],
-    /// Layers of a layered one.
+    /// Layers of a layered array.
     pub(crate) depth: u64,
     pub(crate) layered: bool,
     pub(crate) sparse: bool,
@@ -91,18 +88,18 @@ impl Measures {
         self.levels
     }
 
-    /// Elements of a level in each dimension.
+    /// Elements per dimension of a level.
     pub(crate) fn level(&self, level: u32) -> [u64; 3] {
         self.size.map(|length| (length >> level).max(1))
     }
 
-    /// Whether it has three dimensions.
+    /// Whether the array has three dimensions.
     pub(crate) fn solid(&self) -> bool {
         self.size[2] > 1
     }
 }
 
-/// The measures of an array that is not a level of a mipmapped one.
+/// The dimensions of an array that is not a mipmap level.
 pub(crate) fn measures(inner: &Inner, key: u64) -> Api<Measures> {
     let found = inner.arrays.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
     ensure(found.owner == 0, CuResult::INVALID_VALUE)?;
@@ -130,7 +127,7 @@ fn element_bytes(descriptor: &Array3dDescriptor) -> Api<u64> {
     Ok(channel_bytes(descriptor.format)? * u64::from(channels))
 }
 
-/// Size of one level, and of an array of that size by itself.
+/// Bytes of one level, and of a separate array of that size.
 fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
     let shrink = |length: usize| (length.max(1) as u64 >> level).max(1);
     let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
@@ -142,9 +139,8 @@ fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
         .ok_or(CuResult::INVALID_VALUE)
 }
 
-/// What the device counts for this many levels. Rows have 64 bytes and come in blocks of 8 to 128
-/// rows. From more than a mebibyte on, the array has pages of its own. Measured on an H200 with
-/// driver 580.
+/// Bytes that the device counts for this many levels. Rows have 64 bytes and come in blocks of 8 to 128 rows; an array
+/// of more than 1 MiB has pages of its own. Measured on an H200 with driver 580.
 fn taken(descriptor: &Array3dDescriptor, levels: u32) -> Api<u64> {
     let element = element_bytes(descriptor)?;
     let shrink = |length: usize, level: u32| (length.max(1) as u64 >> level).max(1);
@@ -190,7 +186,7 @@ fn check(descriptor: &Array3dDescriptor) -> Api {
     element_bytes(descriptor).map(|_| ())
 }
 
-/// Allocates an array, and returns its bytes and how many the device counts: none for a sparse one.
+/// Allocates an array; returns its bytes and those that the device counts, 0 for a sparse array.
 fn obtain(
     driver: &Driver,
     inner: &mut Inner,
@@ -228,7 +224,7 @@ fn create_any(array: Out<cuda::Array>, descriptor: Array3dDescriptor) -> Api {
     })
 }
 
-/// Makes an array's bytes known to copies, but not as an address that could be freed.
+/// Makes an array's bytes accessible to copies, but not to frees.
 fn note(inner: &mut Inner, array: &Array) {
     let allocation = memory::Allocation {
         size: array.size,
@@ -241,7 +237,7 @@ fn note(inner: &mut Inner, array: &Array) {
     inner.memory.insert(array.base, allocation);
 }
 
-/// From a descriptor of any version.
+/// Creates an array from any form of its descriptor.
 pub(crate) extern "C" fn create<D: Copy + Into<Array3dDescriptor>>(
     array: Out<cuda::Array>,
     descriptor: In<D>,
@@ -310,7 +306,7 @@ pub(crate) extern "C" fn descriptor_3d(
     })
 }
 
-/// The sizes of the levels, and their sum.
+/// The sizes of the levels in bytes, and their sum.
 pub(crate) fn mipmap_sizes(descriptor: &Array3dDescriptor, levels: c_uint) -> Api<(Vec<u64>, u64)> {
     check(descriptor)?;
     ensure(levels > 0, CuResult::INVALID_VALUE)?;
@@ -478,7 +474,7 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// When a part of a context ends, its arrays stay with the whole.
+/// Moves a green context's arrays to its primary context.
 pub(crate) fn hand_over(inner: &mut Inner, from: u64, to: u64) {
     for array in inner.arrays.values_mut().filter(|array| array.context == from) {
         array.context = to;

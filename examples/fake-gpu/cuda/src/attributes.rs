@@ -1,4 +1,4 @@
-//! The fake device's attributes: roughly those of an H200.
+//! The simulated device's attributes, modelled on an H200.
 
 use core::ffi::{c_int, c_uint};
 
@@ -7,19 +7,19 @@ use fake_node::{Config, identity};
 
 /// Streaming multiprocessors.
 pub(crate) const MULTIPROCESSORS: c_int = 132;
-/// Threads that one of them holds.
+/// Resident threads per multiprocessor.
 pub(crate) const THREADS_PER_MULTIPROCESSOR: c_int = 2048;
-/// Blocks that one of them holds.
+/// Resident blocks per multiprocessor.
 pub(crate) const BLOCKS_PER_MULTIPROCESSOR: c_int = 32;
-/// Threads in a block.
+/// Threads per block.
 pub(crate) const THREADS_PER_BLOCK: c_int = 1024;
-/// Shared memory that a block can have.
+/// The most shared memory per block, in bytes.
 pub(crate) const SHARED_OPTIN: c_int = 232_448;
-/// Compute capability.
+/// Compute capability, major.
 pub(crate) const COMPUTE_MAJOR: c_int = identity::CAPABILITY.0;
-/// Compute capability.
+/// Compute capability, minor.
 pub(crate) const COMPUTE_MINOR: c_int = identity::CAPABILITY.1;
-/// Number of the first attribute that does not exist.
+/// The first attribute number that does not exist.
 const END: c_uint = 149;
 
 /// The value of a `CUdevice_attribute`; `None` for an unknown number.
@@ -62,13 +62,13 @@ pub(crate) fn device(attribute: c_uint, device: u32, config: &Config) -> Option<
         111 => 1_024,
         126 => 4,
         134 | 131 => -1,
-        // Stream memory operations: those of CUDA 8 and of CUDA 11.7, of 64 bits, waits for NOR.
+        // Stream memory operations of CUDA 8 and 11.7, 64-bit values, waits for NOR.
         92..=94 | 122 | 123 => config.memory_ops as c_int,
         DEVICE_MPS_ENABLED => {
             std::env::var("SLUICE_FAKE_MPS").is_ok_and(|value| value == "1").into()
         }
-        // Its capabilities: copies beside kernels, several kernels, host mapping, unified
-        // addresses, priorities, managed memory, cooperative launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
+        // Capabilities: copies beside kernels, concurrent kernels, host mapping, unified addresses, priorities, managed
+        // memory, cooperative launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
         // clusters, multicast.
         15
         | 19

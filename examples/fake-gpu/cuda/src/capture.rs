@@ -19,14 +19,14 @@ const INVALIDATED: c_uint = 2;
 
 /// A capture in progress.
 pub(crate) struct Capture {
-    /// The stream that began it.
+    /// The stream on which the capture began.
     origin: u64,
     context: u64,
     mode: c_uint,
     thread: u64,
     pub(crate) graph: u64,
     invalid: bool,
-    /// The last node of each branch that left the origin.
+    /// The last node of each branch that forked from the origin.
     tips: Vec<usize>,
 }
 
@@ -34,19 +34,19 @@ pub(crate) struct Capture {
 #[derive(Clone)]
 pub(crate) struct Branch {
     pub(crate) capture: u64,
-    /// Nodes that the next one depends on.
+    /// Nodes on which the next node depends.
     pub(crate) after: Vec<usize>,
 }
 
-/// Breaks a capture. It still has to be ended.
+/// Invalidates a capture, which still has to be ended.
 pub(crate) fn invalidate(inner: &mut Inner, capture: u64) {
     if let Some(found) = inner.captures.get_mut(&capture) {
         found.invalid = true;
     }
 }
 
-/// For calls that are not safe during a capture: if the thread's mode forbids the call, fails and
-/// breaks the captures concerned.
+/// For calls that are unsafe during a capture: if the thread's mode forbids the call, fails and invalidates the
+/// affected captures.
 pub(crate) fn unsafe_call(inner: &mut Inner) -> Api {
     if inner.captures.is_empty() {
         return Ok(());
@@ -67,7 +67,7 @@ pub(crate) fn unsafe_call(inner: &mut Inner) -> Api {
     ensure(!forbidden, CuResult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// For calls that conflict with a capture of this stream, in any mode.
+/// For calls that conflict with a capture of this stream in any mode.
 pub(crate) fn forbid_on(inner: &mut Inner, target: Target) -> Api {
     if inner.captures.is_empty() {
         return Ok(());
@@ -93,7 +93,7 @@ pub(crate) fn forbid_in_context(inner: &mut Inner, context: u64) -> Api {
     ensure(!forbidden, CuResult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// The legacy stream cannot be used while a blocking stream of its context is being captured.
+/// Fails for the legacy stream while a blocking stream of its context is being captured.
 fn legacy_use(inner: &mut Inner, target: Target, breaks: bool) -> Api {
     if !inner.streams.get(&target.key).is_some_and(|s| s.order == Order::Legacy) {
         return Ok(());
@@ -112,8 +112,7 @@ fn legacy_use(inner: &mut Inner, target: Target, breaks: bool) -> Api {
     ensure(captures.is_empty(), CuResult::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// For work that is put into a stream: its place in the stream's capture, or `None` if it is to
-/// run.
+/// For work submitted to a stream: the position in the stream's capture, or `None` if the work is to run.
 pub(crate) fn enter(inner: &mut Inner, target: Target) -> Api<Option<Branch>> {
     if inner.captures.is_empty() {
         return Ok(None);
@@ -209,7 +208,7 @@ fn leave(inner: &mut Inner, capture: u64) {
     }
 }
 
-/// The version of CUDA 10.0 had no mode and meant global.
+/// The form of CUDA 10.0 has no mode argument and means global.
 pub(crate) extern "C" fn begin_v1<const P: bool>(stream: cuda::Stream) -> CuResult {
     begin::<P>(stream, CAPTURE_MODE_GLOBAL)
 }
@@ -328,8 +327,8 @@ pub(crate) extern "C" fn info_v1<const P: bool>(
     })
 }
 
-/// The list of dependencies is not stored in a form to which a pointer could be returned. A caller
-/// that asks for it is refused; one that asks for the graph is not.
+/// The list of dependencies is not stored in a form to which a pointer could be returned, so a query for it is refused.
+/// A query for the graph is not.
 pub(crate) extern "C" fn info_v2<const P: bool>(
     stream: cuda::Stream,
     status: Out<c_uint>,

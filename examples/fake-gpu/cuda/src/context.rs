@@ -1,7 +1,5 @@
-//! Primary contexts, created contexts, and which one is current.
-//!
-//! The file is long because it is one chapter of the driver API, "Context Management",
-//! and is looked up by that.
+//! Primary contexts, created contexts, and the current one. One file for one section of the driver API ("Context
+//! Management").
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -13,36 +11,36 @@ use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::state::{Driver, Inner, Table, current, driver, with, with_context};
 use crate::{attributes, capture, graph_exec, memory, module, pool, stream, thread};
 
-/// Flags that exist (`CU_CTX_FLAGS_MASK`).
+/// All valid flags (`CU_CTX_FLAGS_MASK`).
 const FLAGS: c_uint = 0xFF;
 /// `CU_LIMIT_MAX`
 const LIMITS: c_uint = 0x0B;
 
 /// A context.
 pub(crate) struct Context {
-    /// Ordinal.
+    /// The program's ordinal.
     pub(crate) device: Device,
-    /// Device of the node.
+    /// The node's device.
     pub(crate) on_node: u32,
     pub(crate) primary: bool,
-    /// Of a green context: the primary context that it is a part of.
+    /// For a green context: its primary context.
     pub(crate) part_of: Option<u64>,
-    /// A released primary context keeps its handle and becomes usable again when retained.
+    /// Whether it is usable. A released primary context keeps its handle and becomes usable again when retained.
     pub(crate) active: bool,
     pub(crate) flags: c_uint,
-    /// The legacy stream, 0 until it is used.
+    /// The legacy stream; 0 until it is used.
     pub(crate) legacy: u64,
-    /// Each thread's default stream.
+    /// The default stream of each thread.
     pub(crate) per_thread: Table<u64>,
     limits: HashMap<c_uint, usize>,
-    /// How many bytes the limits take of the device beyond their presets.
+    /// Bytes of device memory that the limits take beyond their defaults.
     extra: u64,
 }
 
 /// A device's primary context.
 #[derive(Default)]
 pub(crate) struct Primary {
-    /// Its handle, 0 before the first use.
+    /// Its handle; 0 before the first use.
     context: u64,
     references: u32,
     flags: c_uint,
@@ -68,10 +66,10 @@ fn start(driver: &Driver, inner: &mut Inner, device: Device, flags: c_uint) -> A
     })
 }
 
-/// Frees what belongs to a context.
+/// Frees everything that belongs to a context.
 ///
-/// Its streams' work is done first, and the caller keeps the driver's lock meanwhile: on an H200, a primary context whose
-/// stream was held was reset when that went on.
+/// Waits for its streams' work first, under the driver's lock: on an H200, resetting a primary context with a held
+/// stream waits until the stream continues.
 fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     for (stream, position) in stream::ends(driver, inner, |stream| stream.context == context) {
         driver.node.wait_for(stream, position);
@@ -111,7 +109,7 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// The context of a green context: the primary context under another handle.
+/// Creates the context of a green context: its primary context under another handle.
 pub(crate) fn add_green(inner: &mut Inner, primary: u64) -> Api<u64> {
     let found = inner.contexts.get(&primary).ok_or(CuResult::INVALID_CONTEXT)?;
     let made = Context {
@@ -131,7 +129,7 @@ pub(crate) fn add_green(inner: &mut Inner, primary: u64) -> Api<u64> {
     Ok(key)
 }
 
-/// Ends it. Memory that was allocated in it stays with the primary context.
+/// Ends such a context. Memory allocated in it stays with the primary context.
 pub(crate) fn end_green(driver: &Driver, inner: &mut Inner, context: u64) {
     let Some(Some(primary)) = inner.contexts.get(&context).map(|found| found.part_of) else {
         return;
@@ -144,7 +142,7 @@ pub(crate) fn end_green(driver: &Driver, inner: &mut Inner, context: u64) {
     end(driver, inner, context);
 }
 
-/// The context that modules and memory belong to.
+/// The context to which modules and memory belong: of a green context, the primary one.
 pub(crate) fn whole(inner: &Inner, context: u64) -> u64 {
     inner.contexts.get(&context).and_then(|found| found.part_of).unwrap_or(context)
 }
@@ -244,7 +242,7 @@ fn change_flags(device: Device, flags: c_uint, while_active: bool) -> CuResult {
     })
 }
 
-/// Before CUDA 11 the flags of an active context could not be changed.
+/// Before CUDA 11, the flags of an active context could not be changed.
 pub(crate) extern "C" fn set_primary_flags_v1(device: Device, flags: c_uint) -> CuResult {
     change_flags(device, flags, false)
 }
@@ -275,7 +273,7 @@ pub(crate) extern "C" fn create(
     api(|| create_any(context, flags, device))
 }
 
-/// With execution affinity, which this device does not support.
+/// `cuCtxCreate_v3`; execution affinity is not supported.
 pub(crate) extern "C" fn create_v3(
     context: Out<cuda::Context>,
     affinity: In<c_uint>,
@@ -354,7 +352,7 @@ pub(crate) fn known(inner: &Inner, context: cuda::Context) -> Api<u64> {
     }
 }
 
-/// Whether the use of an ended context aborts: the real driver may read freed memory then.
+/// Whether using an ended context aborts the process, where the real driver may read freed memory.
 static ABORTS: LazyLock<bool> = LazyLock::new(|| {
     std::env::var_os("SLUICE_FAKE_ENDED_CONTEXTS").is_some_and(|value| value == "abort")
 });
@@ -463,8 +461,8 @@ fn preset(limit: c_uint) -> usize {
     }
 }
 
-/// What a limit takes of the device beyond its preset: a stack for each thread that can run, the
-/// buffer of `printf`, the heap.
+/// Bytes that a limit takes of the device beyond its default: a stack for each resident thread, the buffer of `printf`,
+/// the heap.
 fn beyond_preset(limit: c_uint, value: usize) -> u64 {
     let threads = attributes::MULTIPROCESSORS * attributes::THREADS_PER_MULTIPROCESSOR;
     let each = match limit {
@@ -516,7 +514,7 @@ pub(crate) extern "C" fn priority_range(least: Out<c_int>, greatest: Out<c_int>)
     })
 }
 
-/// Cache and bank preferences are accepted without effect, as on devices that have no choice.
+/// Cache and bank preferences are accepted without effect, as on devices without a choice.
 pub(crate) extern "C" fn set_preference(_preference: c_uint) -> CuResult {
     api(|| with_context(|_, _, _| Ok(())))
 }
@@ -550,7 +548,7 @@ pub(crate) fn device_of(inner: &Inner, context: u64) -> Api<(Device, u32)> {
     Ok((found.device, found.on_node))
 }
 
-/// A context for a graphics interface: an ordinary one here.
+/// A context for OpenGL; an ordinary context here.
 pub(crate) extern "C" fn create_for_gl(
     context: Out<cuda::Context>,
     flags: c_uint,
@@ -559,7 +557,7 @@ pub(crate) extern "C" fn create_for_gl(
     api(|| create_any(context, flags, device))
 }
 
-/// The same for VDPAU, whose device is ignored.
+/// A context for VDPAU, whose device is ignored.
 pub(crate) extern "C" fn create_for_vdpau(
     context: Out<cuda::Context>,
     flags: c_uint,

@@ -1,5 +1,5 @@
-//! Copies and fills. The bytes move when the call is made; no correct program can tell the
-//! difference from moving them later. The time is spent on the device's timeline, in stream order.
+//! Copies and fills. The bytes move when the call is made, which no correct program can distinguish from moving them
+//! later. The time passes on the device's timeline, in stream order.
 
 pub(crate) mod batch;
 pub(crate) mod fill;
@@ -15,41 +15,40 @@ use crate::memory::{self, Kind};
 use crate::state::{Inner, driver, queue_error};
 use crate::{capture, managed, stream};
 
-/// Bytes per microsecond between host and device, and between devices. Real ones are tens of times
-/// faster. But here the host's memory moves the bytes, and that must not take longer than the
-/// simulated copy.
+/// Bytes per microsecond between host and device, and between devices. Tens of times slower than real hardware, because
+/// the host's memory moves the bytes, which must not take longer than the simulated copy.
 const BUS: u64 = 1_000;
 /// Bytes per microsecond within a device; slow for the same reason.
 const DEVICE: u64 = 2_000;
-/// Time to start a copy, in nanoseconds.
+/// Time to start a copy, in ns.
 const START_NS: u64 = 1_000;
 
-/// The default stream; the function's suffix decides which.
+/// The default stream; the function's suffix decides which one.
 const DEFAULT: cuda::Stream = core::ptr::null_mut();
 
-/// A copy or fill of rows and layers. A plain one has one row in one layer.
+/// A copy or fill of rows and layers; a plain one has one row in one layer.
 #[derive(Clone, Copy)]
 pub(crate) enum Transfer {
     Copy { to: Place, from: Place, width: u64, rows: u64, layers: u64, route: Route },
     Fill { to: Place, pattern: u32, element: u64, width: u64, rows: u64 },
 }
 
-/// The bus or device that a copy uses.
+/// The path of a copy's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// No device.
+    /// Within the host.
     Host,
     Bus,
     Device,
 }
 
-/// A start address, and the distances between its rows and layers.
+/// A start address, and the distances (bytes) between rows and layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
     pub(crate) layer: u64,
-    /// Whether the driver has to know the memory.
+    /// Whether the address must be the driver's memory.
     pub(crate) device: bool,
 }
 
@@ -62,7 +61,7 @@ impl Place {
         Self { address, pitch: 0, layer: 0, device: false }
     }
 
-    /// For functions that take any address: the driver's memory, or else the host's.
+    /// For functions that accept any address: the driver's memory, or otherwise the host's.
     fn anywhere(inner: &Inner, address: u64) -> Self {
         Self { device: memory::find(inner, address).is_some(), ..Self::device(address) }
     }
@@ -89,8 +88,7 @@ impl Place {
     }
 }
 
-/// Whether the driver knows all of `length` bytes from `address`. Adjacent mappings may cover them
-/// together.
+/// Checks that the driver knows all of `length` bytes from `address`, possibly in several adjacent mappings.
 fn span(inner: &Inner, address: u64, length: u64) -> Api {
     let end = address.checked_add(length).ok_or(CuResult::INVALID_VALUE)?;
     let mut at = address;
@@ -107,7 +105,7 @@ fn span(inner: &Inner, address: u64, length: u64) -> Api {
 }
 
 impl Transfer {
-    /// A copy of bytes in a row.
+    /// A copy of contiguous bytes.
     fn line(to: Place, from: Place, bytes: u64) -> Self {
         Self::Copy { to, from, width: bytes, rows: 1, layers: 1, route: Route::Bus }
     }
@@ -124,12 +122,12 @@ impl Transfer {
         width == 0 || rows == 0 || layers == 0
     }
 
-    /// Whether it uses no device.
+    /// Whether no device is involved.
     fn is_on_host(&self) -> bool {
         matches!(self, Self::Copy { route: Route::Host, .. })
     }
 
-    /// How long it takes.
+    /// The transfer's duration, in ns.
     pub(crate) fn nanoseconds(&self) -> u64 {
         let (width, rows, layers) = self.size();
         let route = match self {
@@ -158,7 +156,7 @@ impl Transfer {
         }
     }
 
-    /// Finds out which bus or device a copy uses.
+    /// Determines a copy's route.
     fn set_route(&mut self, inner: &Inner) {
         if let Self::Copy { to, from, route, .. } = self {
             *route = match (to.holder(inner), from.holder(inner)) {
@@ -215,7 +213,7 @@ impl Transfer {
     }
 }
 
-/// Puts a transfer into a stream, and with `wait` waits for it.
+/// Submits a transfer to a stream; waits for it if `wait` is set.
 fn put<const P: bool>(
     describe: impl FnOnce(&Inner) -> Api<Transfer>,
     stream: cuda::Stream,
@@ -248,14 +246,14 @@ fn put<const P: bool>(
     };
     let work = Op::work(OpKind::Copy, transfer.nanoseconds());
     let end = driver.node.submit(target.id, work).map_err(queue_error)?;
-    // While the device's time passes: the host's part must not make the copy longer.
+    // While the simulated time passes, so that the host's part does not prolong the copy.
     transfer.apply(&mut driver.inner())?;
-    // Copies within the host are always waited for ("API synchronization behavior").
+    // Copies within the host are always synchronous ("API synchronization behavior").
     if wait || transfer.is_on_host() { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
 }
 
-/// Puts transfers into a stream as one operation. All are checked before the first one is made. The
-/// index of an invalid one goes to `failed`.
+/// Submits transfers to a stream as one operation. All are checked before the first one is made; `failed` gets the
+/// index of an invalid one.
 fn put_batch<const P: bool>(
     count: usize,
     describe: impl Fn(&Inner, usize) -> Api<Transfer>,

@@ -10,12 +10,11 @@ use crate::attributes;
 use crate::ffi::{self, Api, Out, Text, api, ensure};
 use crate::state::driver;
 
-/// CUDA version of this driver, where no older one is asked for.
+/// CUDA version of this driver, unless an older one is chosen.
 const VERSION: c_int = 13000;
 
-/// The node's devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them: by index, by
-/// UUID or by the beginning of a UUID. The list ends at the first entry that names no device, or
-/// one named before.
+/// The node's devices that this process may see, according to `CUDA_VISIBLE_DEVICES`: by index, by UUID or by a unique
+/// UUID prefix. The list ends at the first entry that names no device, or a device named before.
 pub(crate) fn visible(devices: u32) -> Vec<u32> {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => select(&list, devices),
@@ -23,7 +22,7 @@ pub(crate) fn visible(devices: u32) -> Vec<u32> {
     }
 }
 
-/// Hardware queues of this process on each device.
+/// Hardware queues of this process per device (`CUDA_DEVICE_MAX_CONNECTIONS`).
 pub(crate) fn queues() -> u32 {
     let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|n| n.parse().ok());
     set.map_or(QUEUES, |queues: u32| queues.clamp(1, MOST_QUEUES))
@@ -108,7 +107,7 @@ pub(crate) extern "C" fn total_memory(bytes: Out<usize>, device: Device) -> CuRe
     })
 }
 
-/// The CUDA 2 version has 32 bits: 4 GiB and more show as the largest value.
+/// The form of CUDA 2 has 32 bits: larger sizes saturate.
 pub(crate) extern "C" fn total_memory_v1(bytes: Out<c_uint>, device: Device) -> CuResult {
     api(|| {
         driver()?;
@@ -202,8 +201,8 @@ pub(crate) extern "C" fn p2p_attribute(
     })
 }
 
-/// `cuDeviceGetTexture1DLinearMaxWidth` and the like are not simulated; programs do ask for this
-/// one.
+/// `cuDeviceGetExecAffinitySupport`: programs do query it, unlike `cuDeviceGetTexture1DLinearMaxWidth` and the like,
+/// which are not simulated.
 pub(crate) extern "C" fn exec_affinity_support(
     supported: Out<c_int>,
     _kind: c_uint,

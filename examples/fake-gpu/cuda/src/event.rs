@@ -21,7 +21,7 @@ pub(crate) struct Event {
     pub(crate) context: u64,
     pub(crate) id: EventId,
     pub(crate) timing: bool,
-    /// Set while its last record is part of a capture.
+    /// The position of its last record, if that was captured.
     pub(crate) captured: Option<Branch>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) extern "C" fn record_with_flags<const P: bool>(
             let id = found.id;
             let branch = capture::enter(inner, target)?;
             if branch.is_some() && flags == RECORD_EXTERNAL {
-                // An event record node: not simulated.
+                // An event record node, which is not simulated.
                 return Err(CuResult::NOT_SUPPORTED);
             }
             let captured = branch.is_some();
@@ -90,7 +90,7 @@ pub(crate) extern "C" fn record_with_flags<const P: bool>(
     })
 }
 
-/// The event, for a call that checks whether it has been reached.
+/// The event's id and whether it has timing, for a call that checks whether it has completed.
 fn look(inner: &mut Inner, event: cuda::Event) -> Api<(EventId, bool)> {
     let key = event as u64;
     let found = inner.events.get(&key).ok_or(CuResult::INVALID_HANDLE)?;

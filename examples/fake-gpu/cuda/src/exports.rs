@@ -1,8 +1,5 @@
-//! The exported functions. For each: its name, its base name, the CUDA version that introduced it
-//! in this form (as in the `PFN_*` types of `cudaTypedefs.h`), what a null stream means, and the
-//! implementation.
-//!
-//! The file is long because it is one table.
+//! The table of exported functions. For each one: its name, its base name, the CUDA version that introduced this form
+//! (as in the `PFN_*` types of `cudaTypedefs.h`), the meaning of a null stream, and the implementation.
 
 use crate::{
     array, capture, context, copy, device, errors, event, external, graph, graph_exec,

@@ -1,6 +1,5 @@
-//! Memory that another interface (Vulkan, OpenGL ...) has allocated. There is none here, so
-//! imported memory counts as this process's, until the object is destroyed and nothing is mapped
-//! onto it.
+//! Memory imported from other interfaces (Vulkan, OpenGL ...). There are none here, so imported memory counts as this
+//! process's, until the object is destroyed and nothing is mapped onto it.
 
 use core::ffi::{c_int, c_uint};
 
@@ -16,11 +15,11 @@ use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::memory::{self, Allocation, Kind};
 use crate::state::{Driver, Inner, with, with_context};
 
-/// Pages of host memory.
+/// Page size of host memory.
 const PAGE: u64 = 4096;
 /// `CUDA_EXTERNAL_MEMORY_DEDICATED`
 const DEDICATED: c_uint = 1;
-/// Larger than any object.
+/// Upper bound for the size of an object.
 const LARGEST: u64 = 1 << 45;
 
 /// Imported memory.
@@ -32,7 +31,7 @@ pub(crate) struct External {
     /// The file that holds its bytes.
     file: c_int,
     destroyed: bool,
-    /// Buffers and arrays mapped onto it.
+    /// Number of buffers and arrays mapped onto it.
     uses: u32,
 }
 
@@ -103,7 +102,7 @@ fn known(inner: &mut Inner, memory: cuda::ExternalMemory) -> Api<(u64, &mut Exte
     }
 }
 
-/// Maps a part of it. The result may begin inside a page.
+/// Maps a part of the memory. The result may begin within a page.
 fn map(found: &mut External, offset: u64, size: u64) -> Api<u64> {
     let end = offset.checked_add(size).ok_or(CuResult::INVALID_VALUE)?;
     ensure(size > 0 && end <= found.size, CuResult::INVALID_VALUE)?;
@@ -124,7 +123,7 @@ fn map(found: &mut External, offset: u64, size: u64) -> Api<u64> {
     Ok(address as u64 + slack)
 }
 
-/// A buffer or an array that was mapped onto it ends.
+/// Ends a buffer or an array that was mapped onto external memory.
 pub(crate) fn unmap(driver: &Driver, inner: &mut Inner, key: u64, base: u64, size: u64) {
     let slack = base % PAGE;
     memory::unmap(base - slack, size + slack);
@@ -205,7 +204,7 @@ pub(crate) extern "C" fn destroy(memory: cuda::ExternalMemory) -> CuResult {
     })
 }
 
-/// Frees what was imported in a context, with everything mapped onto it.
+/// Frees external memory imported in a context, with everything mapped onto it.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> =
         inner.external.iter().filter(|(_, e)| e.context == context).map(|(&k, _)| k).collect();
@@ -217,7 +216,7 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// When a part of a context ends, what was imported in it stays with the whole.
+/// Moves a green context's external memory to its primary context.
 pub(crate) fn hand_over(inner: &mut Inner, from: u64, to: u64) {
     for found in inner.external.values_mut().filter(|found| found.context == from) {
         found.context = to;

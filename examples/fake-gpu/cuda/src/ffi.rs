@@ -1,5 +1,5 @@
-//! Pointers that C callers pass. The driver API leaves their validity to the caller; a null pointer
-//! gives an error code. All reads and writes through them are here.
+//! Pointers from C callers, who vouch for their validity. A null pointer gives an error code. All accesses through such
+//! pointers are here.
 
 use core::ffi::{CStr, c_char, c_void};
 
@@ -21,7 +21,7 @@ pub(crate) fn ensure(condition: bool, code: CuResult) -> Api {
     if condition { Ok(()) } else { Err(code) }
 }
 
-/// Where a result goes.
+/// An output pointer.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -33,13 +33,13 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// Refuses null.
+    /// Fails for null.
     pub(crate) fn required(self) -> Api<Self> {
         ensure(!self.0.is_null(), CuResult::INVALID_VALUE)?;
         Ok(self)
     }
 
-    /// Writes, unless null.
+    /// Writes unless null.
     pub(crate) fn set(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: the caller of the driver API vouches for a pointer that is not null.
@@ -47,7 +47,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// Writes element `index`, unless null.
+    /// Writes element `index` unless null.
     pub(crate) fn set_at(self, index: usize, value: T) {
         if !self.0.is_null() {
             // SAFETY: the caller of the driver API vouches for an array of the length it states.
@@ -63,7 +63,7 @@ impl<T> Out<T> {
         Self(core::ptr::null_mut())
     }
 
-    /// The same address for another type.
+    /// The same pointer with another type.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -78,7 +78,7 @@ impl<T: Copy> Out<T> {
     }
 }
 
-/// The address of an argument.
+/// An input pointer.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
@@ -104,7 +104,7 @@ impl<T> In<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// Reads it; null is an invalid value.
+    /// Reads the value; null is an invalid value.
     pub(crate) fn get(self) -> Api<T> {
         self.at(0)
     }
@@ -128,7 +128,7 @@ impl<T: Copy> In<T> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// Its bytes, without the final zero; null is an invalid value.
+    /// The bytes without the final NUL; null is an invalid value.
     pub(crate) fn bytes(self) -> Api<Vec<u8>> {
         ensure(!self.0.is_null(), CuResult::INVALID_VALUE)?;
         // SAFETY: not null, and the caller of the driver API vouches for a terminated string.
@@ -140,7 +140,7 @@ impl Text {
     }
 }
 
-/// Writes a C string into a caller's buffer of `length` bytes, cut if need be.
+/// Writes a C string into a caller's buffer of `length` bytes, truncated if needed.
 pub(crate) fn put_text(to: Out<c_char>, length: i32, text: &str) -> Api {
     let room = usize::try_from(length).map_err(|_| CuResult::INVALID_VALUE)?;
     ensure(room > 0, CuResult::INVALID_VALUE)?;

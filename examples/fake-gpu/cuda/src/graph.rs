@@ -1,7 +1,4 @@
-//! Graphs: nodes and their order.
-//!
-//! The file is long because it is one chapter of the driver API, "Graph Management",
-//! and is looked up by that.
+//! Graphs: nodes and their order. One file for one section of the driver API ("Graph Management").
 
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -29,18 +26,18 @@ pub(crate) enum Work {
     /// Occupies the device for this many nanoseconds.
     Kernel(u64),
     Transfer(Transfer),
-    /// Makes memory at this address usable, also for these devices.
+    /// Makes the memory at this address usable, for these devices as well.
     Alloc(u64, Arc<[AccessDesc]>),
     /// Ends the use of the memory at this address.
     Free(u64),
-    /// Calls a function of the program.
+    /// Calls a host function.
     Host(Function),
-    /// The graph of this handle, which the node owns.
+    /// Runs the graph with this handle, which the node owns.
     Child(u64),
 }
 
 impl Work {
-    /// Whether it allocates or frees: graphs with such nodes are restricted.
+    /// Whether the node allocates or frees; graphs with such nodes are restricted.
     pub(crate) fn is_memory(&self) -> bool {
         matches!(self, Self::Alloc(..) | Self::Free(_))
     }
@@ -50,17 +47,17 @@ pub(crate) struct Node {
     pub(crate) work: Work,
     pub(crate) after: Vec<usize>,
     pub(crate) handle: u64,
-    /// The node that it is a clone of, 0 for none.
+    /// The node of which this one is a clone; 0: none.
     original: u64,
 }
 
-/// A graph; nodes are in an order that respects their dependencies.
+/// A graph; its nodes are in an order that respects their dependencies.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
-    /// Owned by a child graph node.
+    /// Whether a child graph node owns it.
     embedded: bool,
-    /// The graph that it is a clone of, 0 for none.
+    /// The graph of which this one is a clone; 0: none.
     original: u64,
 }
 
@@ -74,7 +71,7 @@ pub(crate) fn add_node(inner: &mut Inner, graph: u64, work: Work, after: &[usize
     Ok(index)
 }
 
-/// Whether every node of `tips` comes before one of `from`, or is one.
+/// Whether every node of `tips` precedes or equals a node of `from`.
 pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usize]) -> bool {
     let Some(found) = inner.graphs.get(&graph) else { return false };
     let mut seen = vec![false; found.nodes.len()];
@@ -87,7 +84,7 @@ pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usi
     tips.iter().all(|&tip| seen[tip])
 }
 
-/// Removes a graph, with the graphs and memory of its nodes.
+/// Removes a graph, including its nodes' graphs and memory.
 pub(crate) fn remove(inner: &mut Inner, graph: u64) {
     let Some(found) = inner.graphs.remove(&graph) else { return };
     for node in &found.nodes {
@@ -99,7 +96,7 @@ pub(crate) fn remove(inner: &mut Inner, graph: u64) {
     }
 }
 
-/// A graph's nodes in order, with those of child graphs in their places.
+/// A graph's nodes in order, with child graphs expanded.
 pub(crate) fn flat(inner: &Inner, graph: u64) -> Api<Vec<Work>> {
     let found = inner.graphs.get(&graph).ok_or(CuResult::INVALID_VALUE)?;
     let mut works = Vec::new();
@@ -112,7 +109,7 @@ pub(crate) fn flat(inner: &Inner, graph: u64) -> Api<Vec<Work>> {
     Ok(works)
 }
 
-/// A graph for a child node, with these nodes one after the other.
+/// Creates a graph for a child node, with these nodes in sequence.
 pub(crate) fn embed(inner: &mut Inner, works: Vec<Work>) -> u64 {
     let key = inner.new_handle();
     inner.graphs.insert(key, Graph { embedded: true, ..Graph::default() });
@@ -144,8 +141,8 @@ fn copy(inner: &mut Inner, graph: u64, embedded: bool) -> Api<u64> {
     Ok(key)
 }
 
-/// Refuses a free node that could free twice: within one graph, or in another graph than the one
-/// that allocates.
+/// Refuses a free node that could free twice: a second one in the same graph, or one in another graph than the
+/// allocating one.
 pub(crate) fn may_free(inner: &Inner, graph: u64, address: u64) -> Api {
     graph_memory::is_graph_memory(inner, address)?;
     let has = |of: &Graph, wanted: &dyn Fn(&Work) -> bool| of.nodes.iter().any(|n| wanted(&n.work));
@@ -160,7 +157,7 @@ pub(crate) fn may_free(inner: &Inner, graph: u64, address: u64) -> Api {
     ensure(!twice, CuResult::INVALID_VALUE)
 }
 
-/// The indices of the nodes that a caller names.
+/// The indices of the nodes in a caller's list.
 fn dependencies(
     inner: &Inner,
     graph: u64,
@@ -233,7 +230,7 @@ fn kernel_work(inner: &Inner, params: &KernelNodeParams) -> Api<Work> {
     launch::duration(inner, function as u64, &shape, &arguments).map(Work::Kernel)
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v1`: without kernel and context.
+/// `CUDA_KERNEL_NODE_PARAMS_v1`, without kernel and context.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct KernelNodeParamsV1 {
@@ -544,7 +541,7 @@ pub(crate) extern "C" fn free_params(
     })
 }
 
-/// The graph still belongs to the node.
+/// `cuGraphChildGraphNodeGetGraph`: the graph still belongs to the node.
 pub(crate) extern "C" fn child(node: cuda::GraphNode, graph: Out<cuda::Graph>) -> CuResult {
     api(|| {
         with(|_, inner| {

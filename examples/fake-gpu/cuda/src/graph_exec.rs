@@ -1,5 +1,4 @@
-//! Executable graphs. A graph's nodes run one after the other, so a launch is one operation as long
-//! as all of them.
+//! Executable graphs. A graph's nodes run in sequence, so a launch is one operation with the duration of all of them.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -19,14 +18,14 @@ const FLAGS: u64 = 15;
 /// An executable graph.
 pub(crate) struct Exec {
     context: u64,
-    /// The graph that it was made from.
+    /// The graph from which it was instantiated.
     pub(crate) graph: u64,
-    /// The nodes, with those of child graphs in their places.
+    /// The nodes, with child graphs expanded.
     works: Vec<Work>,
     auto_free: bool,
 }
 
-/// Frees a context's executable graphs, and the memory that graphs left allocated in it.
+/// Frees a context's executable graphs, and the memory that graphs left allocated in the context.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> =
         inner.execs.iter().filter(|(_, e)| e.context == context).map(|(&k, _)| k).collect();
@@ -61,7 +60,7 @@ fn instantiate_any(exec: Out<cuda::GraphExec>, graph: cuda::Graph, flags: u64) -
     })
 }
 
-/// The versions before CUDA 12, with a buffer for a message.
+/// The forms before CUDA 12, with a buffer for a message.
 pub(crate) extern "C" fn instantiate(
     exec: Out<cuda::GraphExec>,
     graph: cuda::Graph,
@@ -136,7 +135,7 @@ pub(crate) extern "C" fn upload<const P: bool>(
     })
 }
 
-/// How long a graph runs, in nanoseconds, and whether it contains a kernel.
+/// A graph's duration in ns, and whether it contains a kernel.
 fn length(works: &[Work]) -> (u64, bool) {
     works.iter().fold((0, false), |(ns, kernel), work| match work {
         Work::Kernel(own) => (ns + own, true),
@@ -156,8 +155,8 @@ fn apply(inner: &mut Inner, works: &[Work]) -> Api {
     Ok(())
 }
 
-/// Submits a graph's work and returns the stream's position after it. The nodes between two host
-/// functions are one operation.
+/// Submits a graph's work; returns the stream's position after it. The nodes between two host functions are one
+/// operation.
 fn run(driver: &Driver, target: stream::Target, works: &[Work]) -> Api<u64> {
     let mut end = 0;
     for part in works.split_inclusive(|work| matches!(work, Work::Host(_))) {

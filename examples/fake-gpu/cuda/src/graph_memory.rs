@@ -1,9 +1,6 @@
-//! Memory of graphs. An allocation node has its address from the moment it is added. The device
-//! provides the bytes when an executable graph is first launched or uploaded. They come in chunks
-//! that all graphs of the process share and that stay until `cuDeviceGraphMemTrim`.
-//!
-//! The file is long because it is one chapter of the driver API, "Graph Management (memory nodes)",
-//! and is looked up by that.
+//! Memory of graphs. An allocation node has its address as soon as it is added; the device provides the bytes when an
+//! executable graph is first launched or uploaded. They come in chunks that all graphs of the process share, and that
+//! stay until `cuDeviceGraphMemTrim`. One file for one section of the driver API ("Graph Management", memory nodes).
 
 use core::ffi::c_uint;
 use std::sync::Arc;
@@ -19,10 +16,10 @@ use crate::graph::Work;
 use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
 use crate::state::{Driver, Inner, current, with};
 
-/// How much is taken from the device at a time, as by pools.
+/// Bytes taken from the device at a time, as by pools.
 const CHUNK: u64 = 32 << 20;
 
-/// A launch that uses memory of its own until its stream has reached a position.
+/// A launch that uses its own memory until its stream has reached a position.
 #[derive(Clone, Copy)]
 struct Running {
     launch: u64,
@@ -34,7 +31,7 @@ struct Running {
 /// Device memory that graphs use.
 #[derive(Default)]
 pub(crate) struct GraphMemory {
-    /// Allocated by graphs and not freed.
+    /// Bytes allocated by graphs and not freed.
     live: u64,
     running: Vec<Running>,
     used_high: u64,
@@ -43,8 +40,8 @@ pub(crate) struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// What launches on streams other than `except` need for themselves. Launches on one stream run
-    /// one after the other and share it.
+    /// Bytes that launches on streams other than `except` need. Launches on one stream run in sequence and share
+    /// memory.
     fn busy(&self, except: Option<StreamId>) -> u64 {
         let mut streams: Vec<(StreamId, u64)> = Vec::new();
         for run in self.running.iter().filter(|run| Some(run.stream) != except) {
@@ -66,7 +63,7 @@ impl GraphMemory {
     }
 }
 
-/// A device's account, without launches that have ended.
+/// A device's account, without completed launches.
 fn account<'a>(driver: &Driver, inner: &'a mut Inner, device: u32) -> &'a mut GraphMemory {
     let memory = inner.graph_memory.entry(u64::from(device)).or_default();
     if !memory.running.is_empty() {
@@ -78,7 +75,7 @@ fn account<'a>(driver: &Driver, inner: &'a mut Inner, device: u32) -> &'a mut Gr
     memory
 }
 
-/// An address for an allocation node.
+/// Reserves an address for an allocation node.
 pub(crate) fn reserve(
     driver: &Driver,
     inner: &mut Inner,
@@ -138,7 +135,7 @@ pub(crate) fn params_of(
     })
 }
 
-/// Refuses an address that no allocation node made.
+/// Fails for an address that no allocation node has made.
 pub(crate) fn is_graph_memory(inner: &Inner, address: u64) -> Api {
     match inner.memory.get(&address) {
         Some(Allocation { kind: Kind::Graph { .. }, .. }) => Ok(()),
@@ -146,7 +143,7 @@ pub(crate) fn is_graph_memory(inner: &Inner, address: u64) -> Api {
     }
 }
 
-/// Adds an executable graph as a holder of this node.
+/// Adds an executable graph as an owner of this node's memory.
 pub(crate) fn own(inner: &mut Inner, work: &Work) {
     if let Work::Alloc(address, _) = work
         && let Some(Allocation { kind: Kind::Graph { owners, .. }, .. }) =
@@ -156,7 +153,7 @@ pub(crate) fn own(inner: &mut Inner, work: &Work) {
     }
 }
 
-/// A graph or an executable graph that held this node has ended.
+/// Removes an owner of this node's memory, which has ended.
 pub(crate) fn disown(inner: &mut Inner, work: &Work) {
     if let Work::Alloc(address, _) = work {
         if let Some(Allocation { kind: Kind::Graph { owners, .. }, .. }) =
@@ -177,7 +174,7 @@ fn drop_unused(inner: &mut Inner, address: u64) {
     }
 }
 
-/// `cuMemFree` and `cuMemFreeAsync` of memory that a graph left allocated.
+/// Frees memory that a graph left allocated (`cuMemFree`, `cuMemFreeAsync`).
 pub(crate) fn free(inner: &mut Inner, address: u64) -> Api {
     end_use(inner, address)?;
     drop_unused(inner, address);
@@ -195,7 +192,7 @@ fn end_use(inner: &mut Inner, address: u64) -> Api {
     Ok(())
 }
 
-/// Gives back what graphs hold but do not use.
+/// Gives back memory that graphs hold but do not use.
 pub(crate) fn trim(driver: &Driver, inner: &mut Inner, device: u32) {
     let memory = account(driver, inner, device);
     let keep = round_up(memory.used(), GRANULE).min(memory.reserved);
@@ -206,13 +203,13 @@ pub(crate) fn trim(driver: &Driver, inner: &mut Inner, device: u32) {
     }
 }
 
-/// Makes sure that graphs have `needed` bytes of a device.
+/// Makes graphs hold at least `needed` bytes of a device.
 fn grow(driver: &Driver, inner: &mut Inner, device: u32, needed: u64) -> Api {
     let reserved = account(driver, inner, device).reserved;
     let mut more = round_up(needed.saturating_sub(reserved), CHUNK);
     if driver.node.take(driver.process, device, more).is_err() {
-        // There is no room for a whole chunk. There may be for what is needed, once unused memory
-        // is given back. That changes this reservation, too, so it is read again.
+        // No room for a whole chunk. There may be room for the needed bytes once unused memory is given back, which
+        // changes this reservation as well, so read it again.
         memory::reclaim(driver, inner, device);
         let reserved = account(driver, inner, device).reserved;
         more = round_up(needed.saturating_sub(reserved), GRANULE);
@@ -224,16 +221,16 @@ fn grow(driver: &Driver, inner: &mut Inner, device: u32, needed: u64) -> Api {
     Ok(())
 }
 
-/// What one launch needs on one device.
+/// Bytes that one launch needs on one device.
 struct Need {
     device: u32,
-    /// At its peak.
+    /// The maximum during the launch.
     peak: u64,
-    /// At its end.
+    /// The bytes still allocated at its end.
     left: u64,
 }
 
-/// What a launch needs on each device. A node reuses what earlier nodes have freed.
+/// The needs of a launch, by device. A node reuses memory that earlier nodes have freed.
 fn needs(inner: &Inner, works: &[Work]) -> Api<Vec<Need>> {
     let mut needs: Vec<Need> = Vec::new();
     let mut own: Vec<u64> = Vec::new();
@@ -257,7 +254,7 @@ fn needs(inner: &Inner, works: &[Work]) -> Api<Vec<Need>> {
     Ok(needs)
 }
 
-/// Reserves what a launch into `stream` will need, without using it.
+/// Reserves the bytes of a launch into `stream`, without using them.
 pub(crate) fn prepare(driver: &Driver, inner: &mut Inner, works: &[Work], stream: StreamId) -> Api {
     for need in needs(inner, works)? {
         let memory = account(driver, inner, need.device);
@@ -269,7 +266,7 @@ pub(crate) fn prepare(driver: &Driver, inner: &mut Inner, works: &[Work], stream
     Ok(())
 }
 
-/// Starts the use of a launch's memory. Returns a number for [`running`].
+/// Starts the use of a launch's memory; returns a number for [`running`].
 pub(crate) fn start(
     driver: &Driver,
     inner: &mut Inner,
@@ -287,7 +284,7 @@ pub(crate) fn start(
             ensure(idle, CuResult::INVALID_VALUE)?;
         }
     }
-    // What the graph frees has to be allocated, by the graph itself or before.
+    // Memory that the graph frees must be allocated, by the graph itself or earlier.
     let mut own = Vec::new();
     for work in works {
         match work {
@@ -328,7 +325,7 @@ pub(crate) fn start(
     Ok(launch)
 }
 
-/// Sets the position of a launch's stream at which the launch has ended.
+/// Sets the position of its stream at which a launch ends.
 pub(crate) fn running(inner: &mut Inner, launch: u64, until: u64) {
     for memory in inner.graph_memory.values_mut() {
         for run in memory.running.iter_mut().filter(|run| run.launch == launch) {

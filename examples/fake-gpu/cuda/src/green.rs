@@ -1,5 +1,5 @@
-//! Green contexts: a device's primary context with a part of its multiprocessors. The parts are
-//! accounted for, but a kernel takes the same time in any of them.
+//! Green contexts: a device's primary context with a part of its multiprocessors. The parts are accounted for, but a
+//! kernel takes equally long in any of them.
 
 use core::ffi::{c_int, c_uint};
 
@@ -14,11 +14,11 @@ use crate::memory;
 use crate::state::{Inner, driver, with};
 use crate::stream;
 
-/// Device memory that a green context takes.
+/// Bytes of device memory that a green context takes.
 const MEMORY: u64 = 8 << 20;
-/// The least number of multiprocessors in a partition; their number is a multiple of it.
+/// The smallest number of multiprocessors in a partition; every partition is a multiple of it.
 const PARTITION: c_uint = 8;
-/// All of a device's multiprocessors, not made by a split.
+/// The split number of a resource that no split has made: all multiprocessors.
 const WHOLE: u32 = 0;
 
 /// The result of `cuDevResourceGenerateDesc`.
@@ -52,7 +52,7 @@ fn resource(device: u32, split: u32, multiprocessors: c_uint) -> DevResource {
     }
 }
 
-/// The device and the split of a resource.
+/// The device and the split number of a resource.
 fn origin(resource: &DevResource) -> Api<(u32, u32)> {
     ensure(resource.kind == DEV_RESOURCE_SM, CuResult::INVALID_RESOURCE_TYPE)?;
     let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|b| resource.padding[at + b]));
@@ -252,7 +252,7 @@ pub(crate) extern "C" fn create_stream(
     })
 }
 
-/// A context's green context; null for none.
+/// A context's green context; null: none.
 pub(crate) fn of(inner: &Inner, context: u64) -> cuda::GreenContext {
     let found = inner.greens.iter().find(|(_, green)| green.context == context);
     handle(found.map_or(0, |(&key, _)| key))

@@ -1,4 +1,4 @@
-//! Host memory that the device can access. It takes no device memory.
+//! Host memory that the device can access; it takes no device memory.
 
 use core::ffi::{c_uint, c_void};
 

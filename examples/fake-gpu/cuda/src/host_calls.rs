@@ -1,8 +1,8 @@
-//! Host functions in streams. Each runs on the driver's own thread when the work before it is done,
-//! and the work after it waits for it.
+//! Host functions in streams. Each runs on the driver's own thread when the preceding work is done, and the following
+//! work waits for it.
 //!
-//! That work waits for a gate: a stream of the node that gets an operation when the function has
-//! returned. It takes no hardware queue: a real driver's thread stores a value.
+//! The following work waits for a gate: a stream of the node that gets an operation when the function has returned. The
+//! gate takes no hardware queue, because a real driver's thread just stores a value.
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{
@@ -30,7 +30,7 @@ pub(crate) enum Function {
         function: HostFunction,
         data: u64,
     },
-    /// `cuStreamAddCallback` passes the stream as the program named it.
+    /// `cuStreamAddCallback` passes the stream as the program has named it.
     Callback {
         function: StreamCallback,
         stream: u64,
@@ -39,7 +39,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    /// From the parameters of a graph node or of `cuLaunchHostFunc`.
+    /// A function from the parameters of a graph node or of `cuLaunchHostFunc`.
     pub(crate) fn of(params: HostNodeParams) -> Api<Self> {
         let function = params.function.ok_or(CuResult::INVALID_VALUE)?;
         Ok(Self::Plain { function, data: params.user_data as u64 })
@@ -55,7 +55,7 @@ impl Function {
     }
 }
 
-/// A function that is called when `stream` reaches `position`.
+/// A function to call when `stream` reaches `position`.
 struct Call {
     stream: StreamId,
     position: u64,
@@ -63,7 +63,7 @@ struct Call {
     function: Function,
 }
 
-/// The functions that have yet to be called.
+/// The functions that are yet to be called.
 #[derive(Default)]
 pub(crate) struct Calls {
     waiting: Mutex<Vec<Call>>,
@@ -72,7 +72,7 @@ pub(crate) struct Calls {
     served: AtomicBool,
 }
 
-/// Puts a function into a stream. Returns the stream's position after the function's return.
+/// Submits a function to a stream; returns the stream's position after the function's return.
 pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u64> {
     let (_, device) = device_of(&driver.inner(), target.context)?;
     let gate = driver
@@ -98,8 +98,8 @@ pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u6
     Ok(end)
 }
 
-/// Runs `body` with all signals blocked: a new thread inherits the mask, and the driver's thread
-/// must not handle the program's signals.
+/// Runs `body` with all signals blocked: a new thread inherits the mask, and the driver's thread must not handle the
+/// program's signals.
 pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: all-zero sets are valid memory for a mask; the old mask is restored on the same
     // thread.
@@ -113,7 +113,7 @@ pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The driver's thread.
+/// The body of the driver's thread.
 fn serve() {
     let Ok(driver) = driver() else { return };
     thread::enter_callbacks();
@@ -130,8 +130,7 @@ fn serve() {
             })
         };
         if LIFE.load(Acquire) == TAKEN_DOWN {
-            // The streams ended because the process was unregistered, not because their work is
-            // done.
+            // The streams ended because the process was unregistered, not because their work is done.
             return;
         }
         let Some(ready) = ready else {
@@ -143,13 +142,13 @@ fn serve() {
         drop(waiting);
         call.function.call();
         let mut node = driver.node.lock();
-        // An operation that ends at once, so that the stream behind the gate goes on.
+        // An operation that ends at once, so that the stream behind the gate continues.
         let _ = node.push(call.gate, Op::wait(StreamId { slot: NONE, generation: 0 }, 0));
         let _ = node.destroy_stream(call.gate);
     }
 }
 
-/// Whether the host waits asleep or not makes no difference here.
+/// `cuLaunchHostFunc_v2`: the host's way of waiting makes no difference here.
 pub(crate) extern "C" fn launch_in_mode<const P: bool>(
     stream: cuda::Stream,
     function: Option<extern "C" fn(*mut c_void)>,
@@ -179,7 +178,7 @@ pub(crate) extern "C" fn launch<const P: bool>(
     })
 }
 
-/// Cannot be captured.
+/// `cuStreamAddCallback`, which cannot be captured.
 pub(crate) extern "C" fn add_callback<const P: bool>(
     stream: cuda::Stream,
     function: Option<StreamCallback>,

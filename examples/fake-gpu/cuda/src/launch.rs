@@ -1,6 +1,6 @@
-//! Kernel launches. A kernel occupies its device for the time in its first parameter, a 64-bit
-//! number of nanoseconds. A collective kernel, which has parameters `group` and `members` as well, holds
-//! it longer: until those of all members have begun.
+//! Kernel launches. A kernel occupies its device for the time in its first parameter, a 64-bit number of nanoseconds. A
+//! collective kernel, which also has parameters `group` and `members`, occupies it longer: until all members' kernels
+//! have begun.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
@@ -16,16 +16,16 @@ use crate::module::{blocks_per_multiprocessor, known};
 use crate::state::{Inner, driver, queue_error, with};
 use crate::{capture, stream};
 
-/// How long an empty kernel takes.
+/// The duration of an empty kernel, in ns.
 const SHORTEST_NS: u64 = 1_000;
-/// The longest time that a launch can be set to take on the host.
+/// The longest host time of a launch that can be set, in ns.
 const MOST_LAUNCH_NS: u64 = 1_000_000_000;
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER`
 const BUFFER_POINTER: u64 = 1;
 /// `CU_LAUNCH_PARAM_BUFFER_SIZE`
 const BUFFER_SIZE: u64 = 2;
 
-/// Grid, block and shared memory.
+/// Grid, block and shared memory of a launch.
 pub(crate) struct Shape {
     pub(crate) grid: [c_uint; 3],
     pub(crate) block: [c_uint; 3],
@@ -48,7 +48,7 @@ impl Shape {
         ensure(some && grid && block, CuResult::INVALID_VALUE)
     }
 
-    /// All blocks of a cooperative launch have to be on the device at the same time.
+    /// All blocks of a cooperative launch must be resident at once.
     fn fits_at_once(&self) -> Api {
         let per = blocks_per_multiprocessor(self.threads() as u32, u64::from(self.shared));
         let room = u64::from((per * attributes::MULTIPROCESSORS) as u32);
@@ -57,7 +57,7 @@ impl Shape {
     }
 }
 
-/// A kernel's arguments, in one of the two ways to pass them.
+/// A kernel's arguments, passed in one of two ways.
 pub(crate) struct Arguments {
     pub(crate) params: In<In<u64>>,
     pub(crate) extra: In<u64>,
@@ -83,7 +83,7 @@ impl Arguments {
     }
 }
 
-/// How long a launch takes, after checking it.
+/// Checks a launch; returns its duration in ns.
 pub(crate) fn duration(
     inner: &Inner,
     function: u64,
@@ -102,7 +102,7 @@ pub(crate) fn duration(
     }
 }
 
-/// The group of a launch of a collective kernel, and how many members it has.
+/// The group of a collective kernel's launch, and its number of members.
 fn group(inner: &Inner, function: u64, arguments: &Arguments) -> Api<Option<(u64, u32)>> {
     let found = inner.functions.get(&function).ok_or(CuResult::INVALID_HANDLE)?;
     let Some(at) = found.collective else { return Ok(None) };
@@ -156,7 +156,7 @@ fn start<const P: bool>(
     Ok(())
 }
 
-/// Extra time that a launch takes on the host.
+/// Additional host time of a launch (`SLUICE_FAKE_LAUNCH_NS`).
 static LAUNCH_TAKES: LazyLock<Duration> = LazyLock::new(|| {
     let given = std::env::var("SLUICE_FAKE_LAUNCH_NS").ok();
     Duration::from_nanos(given.and_then(|ns| ns.parse().ok()).unwrap_or(0).min(MOST_LAUNCH_NS))
@@ -172,8 +172,7 @@ fn spend(time: Duration) {
     }
 }
 
-/// Whether a launch returns only when its work is done: the driver can be told so, and some tools
-/// do it.
+/// Whether a launch returns only when its work is done, as programs and tools can demand.
 fn launches_wait() -> bool {
     static WAIT: LazyLock<bool> = LazyLock::new(|| {
         ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"]
@@ -203,7 +202,7 @@ pub(crate) extern "C" fn kernel<const P: bool>(
     api(|| start::<P>(function, stream, false, &shape, &Arguments { params, extra }))
 }
 
-/// `cuLaunchKernelEx`; launch attributes are accepted and have no effect.
+/// `cuLaunchKernelEx`; launch attributes are accepted without effect.
 pub(crate) extern "C" fn kernel_ex<const P: bool>(
     config: In<LaunchConfig>,
     function: cuda::Function,
@@ -255,7 +254,7 @@ pub(crate) extern "C" fn cooperative_multi_device(
             let inner = &mut *driver.inner();
             let mut devices = Vec::new();
             for one in &list {
-                // The default streams are not allowed here.
+                // The default streams are not allowed.
                 ensure(one.stream as usize > 2, CuResult::INVALID_HANDLE)?;
                 let target = stream::target::<false>(driver, inner, one.stream)?;
                 let (device, _) = crate::context::device_of(inner, target.context)?;
@@ -282,7 +281,7 @@ pub(crate) extern "C" fn cooperative_multi_device(
     })
 }
 
-// The launches of CUDA 2: the function holds arguments and block shape.
+// The launches of CUDA 2: the function holds the arguments and the block's shape.
 
 pub(crate) extern "C" fn set_block_shape(
     function: cuda::Function,

@@ -1,10 +1,9 @@
-//! A `libcuda.so.1` in software, over the node that [`fake_node`] simulates.
+//! The simulated `libcuda.so.1`, over the node that [`fake_node`] simulates. Tests and the demo load it in place of the
+//! driver.
 //!
-//! * `exports` lists every exported function with its versions. `stub` gives each one the shape
-//!   of the real driver's entry points.
-//! * `state` is the state of a process (contexts, streams, memory ...), `thread` that of a
-//!   thread.
-//! * The other modules follow the chapters of the driver API.
+//! * `exports` lists every exported function with its forms; `stub` gives each one the entry code of the real driver
+//! * `state` is the state of a process (contexts, streams, memory ...), `thread` that of a thread
+//! * The other modules follow the sections of the driver API
 //!
 //! The crate is as strict as the real driver: an invalid call gets the driver's error code.
 

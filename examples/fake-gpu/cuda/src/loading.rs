@@ -1,8 +1,8 @@
-//! Loading code into a context, as far as other calls feel it.
+//! Loading code into a context, as far as other calls are affected.
 //!
-//! On an H200, `cuModuleLoadData` waits while a stream of its context is held by a wait for a value,
-//! and keeps a lock of the driver meanwhile: every other call of the process then waits, too. Only a
-//! store opens it. With lazy loading, the first launch of each kernel loads it and does the same.
+//! On an H200, `cuModuleLoadData` waits while a wait for a value holds a stream of its context, and keeps a lock of the
+//! driver meanwhile, so that every other call of the process waits as well. Only a plain store can then release the
+//! stream. With lazy loading, the first launch of each kernel loads it and waits in the same way.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::ffi::Api;
 use crate::module::known;
 use crate::state::{Driver, Inner};
 
-/// How often the held streams are looked at.
+/// How often the held streams are polled.
 const LOOK: Duration = Duration::from_micros(30);
 
-/// Whether modules are loaded at once, not when something in them is first asked for.
+/// Whether modules are loaded at once instead of at their first use.
 pub(crate) fn eager() -> bool {
     std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER")
 }
 
-/// Waits until no stream of the context is held by a wait for a value; 0: of any context. The
-/// caller has the driver's lock and keeps it.
+/// Waits until no wait for a value holds a stream of the context; 0: of any context. The caller keeps the driver's
+/// lock.
 pub(crate) fn wait(driver: &Driver, inner: &Inner, context: u64) {
     let concerned = |of: u64| context == 0 || whole(inner, of) == whole(inner, context);
     loop {
@@ -34,7 +34,7 @@ pub(crate) fn wait(driver: &Driver, inner: &Inner, context: u64) {
     }
 }
 
-/// Loads a kernel that is launched in a context for the first time.
+/// Loads a kernel at its first launch in a context.
 pub(crate) fn launched(
     driver: &Driver,
     inner: &mut Inner,

@@ -1,6 +1,5 @@
-//! Managed memory. As on the real driver, it is on the host until something brings it to the
-//! device, and goes back when the device gets full. Only resident memory counts on the device.
-//! Advice applies to an allocation as a whole.
+//! Managed memory. As with the real driver, it is on the host until something brings it to the device, and is evicted
+//! when the device gets full. Only resident memory counts on the device. Advice applies to a whole allocation.
 
 use core::ffi::{c_int, c_uint};
 
@@ -22,7 +21,7 @@ const PREFER_NOTHING: c_uint = 4;
 const ACCESS: c_uint = 5;
 /// `CU_MEM_ADVISE_UNSET_ACCESSED_BY`
 const NO_ACCESS: c_uint = 6;
-/// Last of the advices.
+/// The last advice.
 const LAST_ADVICE: c_uint = 6;
 
 pub(crate) extern "C" fn alloc(address: Out<DevicePtr>, size: usize, flags: c_uint) -> CuResult {
@@ -50,8 +49,7 @@ pub(crate) extern "C" fn alloc(address: Out<DevicePtr>, size: usize, flags: c_ui
     })
 }
 
-/// For a kernel or a fill on `device` that writes the managed allocation at `base`: moves it there,
-/// unless it prefers the host.
+/// Moves the managed allocation at `base` to `device`, where a kernel or a fill writes it, unless it prefers the host.
 pub(crate) fn bring(driver: &Driver, inner: &mut Inner, base: u64, device: u32) {
     if !inner.at_home.contains(&base) {
         move_to(driver, inner, base, device);

@@ -1,7 +1,7 @@
-//! Device memory: the table of allocations, linear memory, and what is free.
+//! Device memory: the table of allocations, linear memory, and free memory.
 //!
-//! Addresses are real: every allocation is mapped (without reserving host memory), so that copies
-//! move bytes. The device counts what the real driver would take, not what was asked for.
+//! Addresses are real: every allocation is mapped (without reserving host memory), so that copies move bytes. The
+//! device counts the bytes that the real driver would take, not the requested ones.
 
 use core::ffi::{c_uint, c_void};
 
@@ -13,15 +13,15 @@ use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
 use crate::{capture, external, graph_memory, managed, pool, sharing, stream_memory};
 
-/// From this size on, allocations are taken in multiples of [`GRANULE`].
+/// From this size on, allocations take multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
-/// Granularity of smaller ones.
+/// Granularity of smaller allocations, in bytes.
 const SMALL_GRANULE: u64 = 512;
-/// Granularity of device memory.
+/// Granularity of device memory, in bytes.
 pub(crate) const GRANULE: u64 = 2 << 20;
-/// Rows of pitched memory start at multiples of this.
+/// Rows of pitched memory begin at multiples of this many bytes.
 const PITCH: usize = 512;
-/// Larger than any allocation.
+/// Upper bound for an allocation, in bytes.
 pub(crate) const LARGEST: u64 = 1 << 46;
 
 /// The origin of an allocation, which decides how it is freed.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Managed {
         resident: bool,
     },
-    /// From this pool.
+    /// From the pool with this handle.
     Pool(u64),
     /// Of an allocation node; `owners` counts the graphs that can make it live.
     Graph {
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     },
     Host,
     Registered,
-    /// Another process's block. `opens` counts how often IPC (`ipc`) or a shared pool returned it.
+    /// Another process's block. `opens` counts how often IPC (`ipc`) or a shared pool has returned it.
     Imported {
         block: BlockId,
         opens: u32,
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     },
     /// A buffer mapped onto external memory.
     External(u64),
-    /// A mapped physical allocation of the virtual memory functions.
+    /// A mapping of physical memory (`cuMemMap`).
     Mapped {
         accessible: bool,
     },
@@ -58,11 +58,11 @@ pub(crate) enum Kind {
 /// A piece of memory that the driver knows.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub(crate) size: u64,
     /// Bytes that the device counts for it.
     pub(crate) taken: u64,
-    /// Device of the node.
+    /// The node's device.
     pub(crate) device: u32,
     pub(crate) context: u64,
     pub(crate) kind: Kind,
@@ -75,19 +75,19 @@ pub(crate) fn round_up(size: u64, granule: u64) -> u64 {
     size.div_ceil(granule) * granule
 }
 
-/// How many bytes the driver takes for an allocation of `size` bytes.
+/// Bytes that the driver takes for an allocation of `size` bytes.
 pub(crate) fn rounded(size: u64) -> u64 {
     round_up(size, if size < LARGE { SMALL_GRANULE } else { GRANULE })
 }
 
-/// Maps fresh memory. `low`: below 4 GiB, for the functions with 32-bit addresses.
+/// Maps fresh memory. `low`: below 4 GiB, for functions with 32-bit addresses.
 pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
     ensure(size <= LARGEST, CuResult::OUT_OF_MEMORY)?;
     let address = if low { map_low(size) } else { map_at(0, size, 0) };
     address.ok_or(CuResult::OUT_OF_MEMORY)
 }
 
-/// `at` 0: at an address of the system's choice.
+/// Maps fresh memory at `at`; 0: where the system chooses.
 fn map_at(at: u64, size: u64, flag: libc::c_int) -> Option<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flag;
     // SAFETY: a new anonymous mapping, in the place of none.
@@ -109,7 +109,7 @@ fn map_low(size: u64) -> Option<u64> {
     map_at(0, size, libc::MAP_32BIT)
 }
 
-/// There is no flag for it: the first place that is free.
+/// Maps fresh memory at the first free place below 4 GiB, because there is no `MAP_32BIT` here.
 #[cfg(not(target_arch = "x86_64"))]
 fn map_low(size: u64) -> Option<u64> {
     const STEP: usize = 16 << 20;
@@ -118,7 +118,7 @@ fn map_low(size: u64) -> Option<u64> {
     (1 << 28..end).step_by(STEP).find_map(free)
 }
 
-/// Ends a mapping made by [`map`].
+/// Unmaps a mapping made by [`map`].
 pub(crate) fn unmap(base: u64, size: u64) {
     // SAFETY: the table of allocations says that this range is the driver's own mapping; a program
     // that uses it after freeing it has broken the driver API's rules.
@@ -149,7 +149,7 @@ pub(crate) fn clear(base: u64, size: u64) {
     };
 }
 
-/// Takes bytes of a device. If they are not free, gives up what this process does not need.
+/// Takes bytes of a device. If they are not free, gives back what this process does not need.
 pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) -> Api {
     if bytes == 0 || driver.node.take(driver.process, device, bytes).is_ok() {
         return Ok(());
@@ -158,15 +158,15 @@ pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) 
     driver.node.take(driver.process, device, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)
 }
 
-/// Gives back what this process holds on a device without needing it: unused reservations of pools
-/// and graphs, and managed memory, which can be on the host.
+/// Gives back what this process holds on a device without needing it: unused memory of pools and graphs, and managed
+/// memory, which can be on the host.
 pub(crate) fn reclaim(driver: &Driver, inner: &mut Inner, device: u32) {
     pool::trim_all(driver, inner, device);
     graph_memory::trim(driver, inner, device);
     managed::evict(driver, inner, device);
 }
 
-/// The allocation that contains an address, and its base.
+/// The allocation that contains an address, with its base.
 pub(crate) fn find(inner: &Inner, address: u64) -> Option<(u64, &Allocation)> {
     let (&base, found) = inner.memory.range(..=address).next_back()?;
     (address < base + found.size).then_some((base, found))
@@ -254,7 +254,7 @@ pub(crate) extern "C" fn alloc_pitch_v1(
     })
 }
 
-/// Removes an allocation from the table and gives its bytes back.
+/// Removes an allocation from the table and releases its bytes.
 pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
     let Some(found) = inner.memory.remove(&base) else { return };
     inner.at_home.remove(&base);
@@ -331,7 +331,7 @@ pub(crate) extern "C" fn info(free: Out<usize>, total: Out<usize>) -> CuResult {
     })
 }
 
-/// The form of CUDA 2: what does not fit into 32 bits shows as the largest value.
+/// The form of CUDA 2: larger sizes saturate at 32 bits.
 pub(crate) extern "C" fn info_v1(free: Out<c_uint>, total: Out<c_uint>) -> CuResult {
     api(|| {
         let (left, all) = info_now()?;
@@ -341,7 +341,7 @@ pub(crate) extern "C" fn info_v1(free: Out<c_uint>, total: Out<c_uint>) -> CuRes
     })
 }
 
-/// Frees what was allocated in a context.
+/// Frees the allocations of a context.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> = inner
         .memory

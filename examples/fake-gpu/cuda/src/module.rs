@@ -1,8 +1,5 @@
-//! Modules, libraries and their kernels. An image is PTX text; of a kernel, only its `.entry` is
-//! read.
-//!
-//! The file is long because it is one chapter of the driver API, "Module Management",
-//! and is looked up by that.
+//! Modules, libraries and their kernels. An image is PTX text, of which only the kernels' `.entry` is read. One file
+//! for one section of the driver API ("Module Management").
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::CString;
@@ -23,14 +20,14 @@ const SMALL_IMAGE: u64 = 64 << 10;
 pub(crate) struct Module {
     pub(crate) context: u64,
     entries: Vec<Entry>,
-    /// The handles that were returned, by entry.
+    /// The returned handles, by entry.
     functions: Vec<u64>,
-    /// For a library: the modules that stand for it, by context.
+    /// Whether it is a library.
     library: bool,
-    /// The node's device, and how many bytes of it the variables take.
+    /// The node's device, and the bytes of it that the variables take.
     device: u32,
     taken: u64,
-    /// Bytes that its code takes in each context in which it is loaded.
+    /// Bytes of code per context in which it is loaded.
     code: u64,
     /// The contexts in which it is loaded, with their devices.
     loaded: Vec<(u64, u32)>,
@@ -58,10 +55,10 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     let text = String::from_utf8(text).map_err(|_| CuResult::INVALID_IMAGE)?;
     let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
     let functions = vec![0; entries.len()];
-    // Small images fit into what a context takes anyway.
+    // Small images fit into the memory of the context.
     let size = ptx::placed(&text).unwrap_or(text.len() as u64);
     let code = if size < SMALL_IMAGE { 0 } else { memory::round_up(size, memory::GRANULE) };
-    // A library's variables would be made in each context that uses them; nothing here does.
+    // A library's variables would exist in each context that uses them; nothing here does.
     let library = context == 0;
     let (device, taken) = match (library, ptx::variables(&text)) {
         (true, _) | (_, 0) => (0, 0),
@@ -75,7 +72,7 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     Ok(key)
 }
 
-/// Loads a module's code into a context if it is not there yet.
+/// Loads a module's code into a context, unless it is there already.
 pub(crate) fn load_code(driver: &Driver, inner: &mut Inner, key: u64, context: u64) -> Api {
     let Some(found) = inner.modules.get(&key) else { return Ok(()) };
     let code = found.code;
@@ -109,7 +106,7 @@ pub(crate) extern "C" fn load_function(function: cuda::Function) -> CuResult {
     })
 }
 
-/// 0 unloaded, 1 loaded.
+/// `cuFuncIsLoaded`: 0 unloaded, 1 loaded.
 pub(crate) extern "C" fn function_is_loaded(
     state: Out<c_uint>,
     function: cuda::Function,
@@ -128,7 +125,7 @@ pub(crate) extern "C" fn function_is_loaded(
     })
 }
 
-/// Drops a context's modules and its share of libraries, and gives back what they took.
+/// Removes a context's modules and its part of libraries, and releases their memory.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let own: Vec<u64> =
         inner.modules.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
@@ -260,7 +257,7 @@ pub(crate) extern "C" fn function_count(count: Out<c_uint>, module: cuda::Module
     })
 }
 
-/// Images have no global variables that anything here could use.
+/// `cuModuleGetGlobal`: images have no accessible variables here.
 pub(crate) extern "C" fn get_global(
     _address: Out<u64>,
     _size: Out<usize>,
@@ -285,7 +282,7 @@ pub(crate) extern "C" fn loading_mode(mode: Out<c_uint>) -> CuResult {
     })
 }
 
-/// `cuLibraryLoadData`; options are accepted and have no effect.
+/// `cuLibraryLoadData`; options are accepted without effect.
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
 pub(crate) extern "C" fn load_library(
     library: Out<cuda::Module>,
@@ -315,7 +312,7 @@ pub(crate) extern "C" fn library_kernel(
     api(|| {
         with(|_, inner| {
             to.required()?;
-            // A library belongs to no context: it is loaded in those that use it.
+            // A library belongs to no context; its code is loaded into those that use it.
             let found = function(inner, library, name, true)?;
             to.set(handle(found));
             Ok(())
@@ -330,7 +327,7 @@ pub(crate) extern "C" fn library_kernel_count(
     function_count(count, library)
 }
 
-/// A kernel can be used as a function in any context, with the same handle.
+/// `cuKernelGetFunction`: a kernel can be used as a function in any context, with the same handle.
 pub(crate) extern "C" fn kernel_function(
     to: Out<cuda::Function>,
     kernel: cuda::Function,
@@ -367,7 +364,7 @@ pub(crate) extern "C" fn function_module(
     kernel_library(to, function)
 }
 
-/// The text lives as long as the kernel's module.
+/// `cuFuncGetName`: the text lives as long as the kernel's module.
 pub(crate) extern "C" fn function_name(
     to: Out<*const c_char>,
     function: cuda::Function,
@@ -515,7 +512,7 @@ pub(crate) extern "C" fn occupancy_with_flags(
     })
 }
 
-/// How many blocks one multiprocessor holds at a time.
+/// Resident blocks per multiprocessor.
 pub(crate) fn blocks_per_multiprocessor(threads: u32, shared: u64) -> c_int {
     if threads > attributes::THREADS_PER_BLOCK as u32 {
         return 0;

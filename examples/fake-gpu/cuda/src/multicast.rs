@@ -1,5 +1,5 @@
-//! Multicast objects: address ranges that reach memory of several devices. Memory bound to one
-//! stays on its device after its own handles are released.
+//! Multicast objects: address ranges that reach memory of several devices. Bound memory stays on its device after its
+//! own handles are released.
 
 use core::ffi::c_uint;
 
@@ -13,9 +13,9 @@ use crate::memory::{GRANULE, Kind};
 use crate::state::{Driver, Inner, with};
 use crate::vmm;
 
-/// Granularity for best performance.
+/// Recommended granularity, in bytes.
 const RECOMMENDED: u64 = 512 << 20;
-/// How often a call that waits for the team to be complete checks.
+/// Interval of the polls for a complete team.
 const LOOK: core::time::Duration = core::time::Duration::from_millis(1);
 
 /// Memory bound at an offset.
@@ -23,7 +23,7 @@ struct Bound {
     device: u32,
     offset: u64,
     size: u64,
-    /// The physical allocation; memory of a pool is not kept.
+    /// The physical allocation, which the binding keeps alive; `None`: memory of a pool, which it does not.
     physical: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// Whether all devices of the team were added.
+    /// Whether all devices of the team have been added.
     fn complete(&self) -> bool {
         self.devices.len() == self.wanted
     }
@@ -92,8 +92,7 @@ pub(crate) extern "C" fn add_device(key: AllocationHandle, device: Device) -> Cu
     })
 }
 
-/// Waits until all devices were added, as the driver does for binding and mapping. Other handles
-/// have no team.
+/// Waits until all devices have been added, as the driver does for binding and mapping. Other handles have no team.
 pub(crate) fn wait_for_team(key: AllocationHandle) -> Api {
     loop {
         let complete =
@@ -146,7 +145,7 @@ pub(crate) extern "C" fn bind_memory(
     })
 }
 
-/// The device is that of the memory.
+/// `cuMulticastBindMem_v2`; the device must be that of the memory.
 pub(crate) extern "C" fn bind_memory_for(
     key: AllocationHandle,
     device: Device,
@@ -164,7 +163,7 @@ pub(crate) extern "C" fn bind_memory_for(
     if is_of.is_ok() { bind_memory(key, offset, memory, memory_offset, size, flags) } else { is_of }
 }
 
-/// The device is that of the memory.
+/// `cuMulticastBindAddr_v2`; the device must be that of the memory.
 pub(crate) extern "C" fn bind_address_for(
     key: AllocationHandle,
     _device: Device,
@@ -228,7 +227,7 @@ pub(crate) extern "C" fn unbind(
     })
 }
 
-/// Frees a multicast object that is no longer held or mapped, and releases what is bound to it.
+/// Frees a multicast object that is neither held nor mapped, and releases the bound memory.
 pub(crate) fn remove(driver: &Driver, inner: &mut Inner, key: AllocationHandle) {
     let Some(found) = inner.vmm.multicast.remove(&key) else { return };
     for physical in found.bound.iter().filter_map(|bound| bound.physical) {

@@ -1,4 +1,4 @@
-//! The driver's knowledge about an address.
+//! Queries about addresses (`cuPointerGetAttributes`, `cuMemGetAddressRange`).
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -103,7 +103,7 @@ pub(crate) extern "C" fn attribute(
     })
 }
 
-/// An address that the driver does not know gets zeroes, as in the driver.
+/// `cuPointerGetAttributes`: zeros for an address that the driver does not know, as with the real driver.
 pub(crate) extern "C" fn attributes(
     count: c_uint,
     attributes: In<c_uint>,
@@ -133,7 +133,7 @@ pub(crate) extern "C" fn attributes(
     })
 }
 
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is the one that can be set; it has no effect here.
+/// Only `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` can be set, without effect.
 pub(crate) extern "C" fn set_attribute(
     value: In<c_uint>,
     attribute: c_uint,

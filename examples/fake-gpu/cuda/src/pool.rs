@@ -1,12 +1,9 @@
-//! Stream-ordered allocation and memory pools.
+//! Stream-ordered allocation and memory pools. One file for one section of the driver API ("Stream Ordered Memory
+//! Allocator").
 //!
-//! A pool takes device memory in chunks and keeps it: memory that is freed into it can only be used
-//! by it. At a synchronisation it gives back what it does not need beyond its release threshold. If
-//! it has not enough in one piece, it takes more from the device, even if much is free in smaller
-//! pieces.
-//!
-//! The file is long because it is one chapter of the driver API, "Stream Ordered Memory Allocator",
-//! and is looked up by that.
+//! A pool takes device memory in chunks and keeps it: memory freed into a pool can only be used by that pool. At a
+//! synchronisation the pool gives back unused memory above its release threshold. If it has not enough contiguous
+//! memory, it takes more from the device, even if much is free in smaller pieces.
 
 use std::collections::BTreeMap;
 
@@ -26,25 +23,25 @@ use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
 use crate::state::{Driver, Inner, with};
 use crate::{capture, graph, graph_memory, sharing, stream};
 
-/// Pools reserve this much at a time.
+/// Bytes that pools take at a time.
 const CHUNK: u64 = 32 << 20;
-/// Granularity of an allocation in a pool.
+/// Granularity of an allocation in a pool, in bytes.
 const GRAIN: u64 = 512;
-/// Allocations begin at multiples of this, so that each can be mapped by itself.
+/// Allocations begin at multiples of this many bytes, so that each can be mapped on its own.
 const PAGE: u64 = 4096;
 
 /// A pool.
 pub(crate) struct Pool {
-    /// Device of the node.
+    /// The node's device.
     pub(crate) device: u32,
-    /// The `CUmemAllocationHandleType` that it was created with.
+    /// The `CUmemAllocationHandleType` with which it was created.
     handle_types: c_uint,
-    /// The block that stands for it in other processes.
+    /// The block that represents it in other processes.
     pub(crate) block: Option<BlockId>,
-    /// It stands for another process's pool: nothing can be allocated from it.
+    /// Whether it represents another process's pool, from which nothing can be allocated.
     pub(crate) imported: bool,
     default: bool,
-    /// Bytes taken from the device, and the addresses and lengths of their pieces.
+    /// Bytes taken from the device, and their pieces: length by address.
     reserved: u64,
     pieces: BTreeMap<u64, u64>,
     reserved_high: u64,
@@ -53,15 +50,14 @@ pub(crate) struct Pool {
     used_high: u64,
     threshold: u64,
     limit: u64,
-    /// The three reuse switches.
+    /// The three `CU_MEMPOOL_ATTR_REUSE_*` switches.
     reuse: [c_int; 3],
-    /// Destroyed with allocations left: it ends with the last of them.
+    /// Whether it was destroyed with allocations left, and ends with the last of them.
     destroyed: bool,
     late: Vec<Late>,
 }
 
-/// A free that a stream has not reached yet: the address, and the positions that have to be
-/// reached.
+/// A free that a stream has not reached yet: the address range, and the positions to be reached.
 struct Late {
     from: u64,
     to: u64,
@@ -76,13 +72,13 @@ impl Late {
 }
 
 impl Pool {
-    /// Whether it may be shared with other processes.
+    /// Whether the pool may be shared with other processes.
     pub(crate) fn shareable(&self) -> bool {
         self.handle_types == HANDLE_TYPE_POSIX_FD && !self.imported
     }
 }
 
-/// A pool that stands for another process's.
+/// Creates a pool that represents another process's.
 pub(crate) fn imported(inner: &mut Inner, device: u32, block: BlockId) -> u64 {
     let key = make(inner, device, false, 0);
     if let Some(pool) = inner.pools.get_mut(&key) {
@@ -123,7 +119,7 @@ fn default_pool(inner: &mut Inner, device: u32) -> u64 {
     }
 }
 
-/// The pool that `cuMemAllocAsync` uses on a device.
+/// The device's pool for `cuMemAllocAsync`.
 fn current_pool(inner: &mut Inner, device: u32) -> u64 {
     match inner.current_pools.get(&u64::from(device)) {
         Some(&key) if inner.pools.contains_key(&key) => key,
@@ -131,14 +127,14 @@ fn current_pool(inner: &mut Inner, device: u32) -> u64 {
     }
 }
 
-/// The end of a pool's allocation.
+/// The end address of a pool's allocation.
 const fn end_of(base: u64, size: u64) -> u64 {
     base + size.div_ceil(PAGE) * PAGE
 }
 
 type Allocations = BTreeMap<u64, Allocation>;
 
-/// The first address in a pool's pieces with this many bytes in a row.
+/// The first address in a pool's pieces with this many contiguous free bytes.
 fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     pool.pieces.iter().find_map(|(&base, &size)| {
         let mut at = base;
@@ -152,8 +148,8 @@ fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     })
 }
 
-/// Gives back whole chunks without allocations, down to `keep` bytes. Memory whose free a stream
-/// may not have reached, and that no call has waited for since, counts as allocated.
+/// Gives back whole chunks without allocations, down to `keep` bytes. Memory whose free a stream may not have reached,
+/// and for which no call has waited since, counts as allocated.
 fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     for (base, size) in core::mem::take(&mut pool.pieces) {
         let mut kept = None;
@@ -175,12 +171,12 @@ fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     }
 }
 
-/// Whether what is allocated from a pool outlives its context, as was seen on an H200.
+/// Whether a pool's allocations outlive their context, as observed on an H200.
 pub(crate) fn outlives_contexts(inner: &Inner, key: u64) -> bool {
     inner.pools.get(&key).is_some_and(|pool| !pool.default)
 }
 
-/// At a synchronisation, pools shrink to their thresholds.
+/// Shrinks pools to their thresholds at a synchronisation.
 pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     for pool in inner.pools.values_mut() {
         pool.late.retain(|late| !late.has_passed(driver));
@@ -189,14 +185,14 @@ pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     drop_empty(driver, inner);
 }
 
-/// Gives back everything that a device's pools do not use.
+/// Gives back all unused memory of a device's pools.
 pub(crate) fn trim_all(driver: &Driver, inner: &mut Inner, device: u32) {
     for pool in inner.pools.values_mut().filter(|pool| pool.device == device) {
         shrink(driver, pool, &inner.memory, 0);
     }
 }
 
-/// Puts a freed allocation back into its pool. Its contents are lost.
+/// Returns a freed allocation to its pool. Its contents are lost.
 pub(crate) fn returned(inner: &mut Inner, key: u64, base: u64, freed: &Allocation) {
     if let Some(pool) = inner.pools.get_mut(&key) {
         pool.used = pool.used.saturating_sub(freed.taken);
@@ -221,7 +217,7 @@ fn drop_empty(driver: &Driver, inner: &mut Inner) {
     }
 }
 
-/// Finds a place for an allocation; the pool grows if need be.
+/// Finds a place for an allocation; the pool grows if needed.
 fn obtain(driver: &Driver, inner: &mut Inner, key: u64, size: u64) -> Api<(u64, u32)> {
     let pool = inner.pools.get(&key).ok_or(CuResult::INVALID_VALUE)?;
     ensure(!pool.destroyed && !pool.imported, CuResult::INVALID_VALUE)?;
@@ -233,8 +229,7 @@ fn obtain(driver: &Driver, inner: &mut Inner, key: u64, size: u64) -> Api<(u64, 
         None => {
             let mut more = round_up(bytes, CHUNK);
             if driver.node.take(driver.process, device, more).is_err() {
-                // There is no room for a whole chunk. There may be for what is needed, once unused
-                // memory is given back.
+                // No room for a whole chunk. There may be room for the needed bytes once unused memory is given back.
                 memory::reclaim(driver, inner, device);
                 more = round_up(bytes, GRANULE);
                 memory::take(driver, inner, device, more)?;
@@ -340,9 +335,8 @@ pub(crate) extern "C" fn alloc_from_pool<const P: bool>(
     })
 }
 
-/// The memory can be allocated again at once, in any stream: no kernel here reads its bytes. Its
-/// pool can give it back to the device when the stream has reached the free and a call that waits
-/// has seen it.
+/// `cuMemFreeAsync`. The memory can be reused at once, in any stream, because no kernel here reads its bytes. The pool
+/// can give it back to the device when the stream has reached the free and a waiting call has seen that.
 pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::Stream) -> CuResult {
     api(|| {
         with(|driver, inner| {

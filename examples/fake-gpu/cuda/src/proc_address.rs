@@ -1,5 +1,4 @@
-//! `cuGetProcAddress` returns the newest form of a function that a program of a given CUDA version
-//! knows.
+//! `cuGetProcAddress`: returns the newest form of a function that a program of a given CUDA version knows.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -54,7 +53,7 @@ fn find(symbol: Text, function: Out<*const c_void>, version: c_int, flags: u64) 
     })
 }
 
-/// The CUDA 11.3 version has no status: it is an error if nothing is found.
+/// The form of CUDA 11.3 has no status: it fails if nothing is found.
 pub(crate) extern "C" fn get_v1(
     symbol: Text,
     function: Out<*const c_void>,
@@ -67,7 +66,7 @@ pub(crate) extern "C" fn get_v1(
     })
 }
 
-/// Since CUDA 12: success with a null function and a status if nothing is found.
+/// The form of CUDA 12: succeeds with a null function and a status if nothing is found.
 pub(crate) extern "C" fn get(
     symbol: Text,
     function: Out<*const c_void>,

@@ -1,19 +1,18 @@
-//! As much PTX parsing as is needed to find a module's kernels.
+//! Parses as much PTX as is needed to find a module's kernels.
 
 /// A kernel of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Whether its first parameter is a 64-bit integer: the time that it takes, in nanoseconds.
+    /// Whether its first parameter is a 64-bit integer: its duration in ns.
     pub(crate) timed: bool,
-    /// The parameters, by index, of which the names end in `group` and `members`: a collective
-    /// kernel's.
+    /// The indices of the parameters whose names end in `group` and `members`, if it is a collective kernel.
     pub(crate) collective: Option<[usize; 2]>,
     /// Sizes and offsets of its parameters in bytes.
     pub(crate) params: Vec<(usize, usize)>,
 }
 
-/// The kernels that a PTX text declares; `None` if it is not PTX (no `.version` line).
+/// The kernels declared in a PTX text; `None` if it is not PTX (no `.version` line).
 pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
     let text = without_comments(text);
     if !text.trim_start().starts_with(".version") {
@@ -50,14 +49,14 @@ pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
     Some(found)
 }
 
-/// Bytes of the variables that a PTX text declares for the device.
+/// Bytes of the device variables declared in a PTX text.
 pub(crate) fn variables(text: &str) -> u64 {
     let text = without_comments(text);
     let declared = text.split(".global").skip(1).filter_map(|rest| rest.split(';').next());
     declared.map(variable).sum()
 }
 
-/// Bytes of a variable: element times extents.
+/// Bytes of a variable: element size times extents.
 fn variable(declaration: &str) -> u64 {
     let bits = declaration.split_whitespace().find_map(|word| {
         let kind = word.strip_prefix('.')?;
@@ -119,8 +118,7 @@ fn parameters(list: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// The size of an image's code, if a comment `// placed: BYTES` states it. A compressed image has
-/// more code than bytes.
+/// The size of an image's code, if a comment `// placed: BYTES` states it. Compressed images have more code than bytes.
 pub(crate) fn placed(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once("// placed: ")?;
     rest.split_whitespace().next()?.parse().ok()

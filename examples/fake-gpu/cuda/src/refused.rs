@@ -1,12 +1,12 @@
-//! Functions of the real driver that are exported here and refused. A program that asks for them
-//! gets an answer, and a tool that patches them finds them.
+//! Functions of the real driver that are exported but refused, so that programs get an answer and patching tools find
+//! them.
 
 use driver::cuda::CuResult;
 
 use crate::ffi::{Out, api};
 use crate::state::driver;
 
-/// Decompression, events shared between processes, copy and fill nodes of graphs: not simulated.
+/// Decompression, inter-process events, copy and fill nodes of graphs: not simulated.
 pub(crate) extern "C" fn not_supported() -> CuResult {
     api(|| {
         driver()?;
@@ -14,7 +14,7 @@ pub(crate) extern "C" fn not_supported() -> CuResult {
     })
 }
 
-/// The undocumented tables of the real driver: there are none.
+/// `cuGetExportTable`: there are no undocumented tables.
 pub(crate) extern "C" fn export_table(table: Out<*const core::ffi::c_void>) -> CuResult {
     api(|| {
         table.required()?.set(core::ptr::null());

@@ -1,8 +1,7 @@
-//! Memory that several processes use: IPC handles, and allocations of shared pools.
+//! Memory shared by several processes: IPC handles, and allocations of shared pools.
 //!
-//! Shared memory becomes a block of the node, whose contents every process can map. It takes no
-//! further device memory. It stays on the device until its owner and every process that opened it
-//! have let go of it.
+//! Shared memory becomes a block of the node, whose contents every process can map. It takes no additional device
+//! memory, and stays on the device until its owner and every process that opened it have released it.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -21,22 +20,22 @@ use crate::memory::{self, Allocation, Kind};
 use crate::pool;
 use crate::state::{Driver, Inner, with, with_context};
 
-/// Pages of host memory.
+/// Page size of host memory.
 const PAGE: u64 = 4096;
 /// The first word of a handle of `cuIpcGetMemHandle`.
 const IPC_MARK: u64 = 0x5355_4c49_4345_0001;
-/// The first word of what `cuMemPoolExportPointer` returns.
+/// The first word of the result of `cuMemPoolExportPointer`.
 const POOL_MARK: u64 = 0x5355_4c49_4345_0002;
 
-/// How often this process holds each block; the node only knows whether it does.
+/// How often this process holds each block; the node knows only whether it does.
 #[derive(Default)]
 pub(crate) struct Holds {
     counts: HashMap<(u32, u32), u32>,
-    /// Allocations that were made into blocks, by address.
+    /// Allocations that were turned into blocks, by address.
     exported: HashMap<u64, BlockId>,
 }
 
-/// Makes a block of memory that this process has taken.
+/// Makes a block from memory that this process has taken.
 pub(crate) fn make(
     driver: &Driver,
     inner: &mut Inner,
@@ -58,12 +57,12 @@ pub(crate) fn open(driver: &Driver, inner: &mut Inner, id: BlockId) -> Api<(Bloc
     Ok(found)
 }
 
-/// Whether a block stands for a pool, and is not memory itself.
+/// Whether a block represents a pool instead of memory.
 pub(crate) fn stands_for_pool(block: &Block) -> bool {
     block.bytes == 0 && block.covered == 1
 }
 
-/// Lets go of a block once.
+/// Releases one hold of a block.
 pub(crate) fn let_go(driver: &Driver, inner: &mut Inner, id: BlockId) {
     let key = (id.slot, id.generation);
     let Some(count) = inner.holds.counts.get_mut(&key) else { return };
@@ -74,13 +73,13 @@ pub(crate) fn let_go(driver: &Driver, inner: &mut Inner, id: BlockId) {
     }
 }
 
-/// Makes a descriptor for another process. It belongs to the caller.
+/// Makes a descriptor for another process; the caller owns it.
 pub(crate) fn descriptor(driver: &Driver, id: BlockId) -> Api<c_int> {
     let file = driver.node.export_block(id).map_err(|_| CuResult::OPERATING_SYSTEM)?;
     Ok(file.into_raw_fd())
 }
 
-/// The block that a descriptor of any process stands for. The descriptor stays the caller's.
+/// The block of a descriptor from any process. The caller keeps the descriptor.
 pub(crate) fn named(driver: &Driver, descriptor: c_int) -> Api<BlockId> {
     ensure(descriptor >= 0, CuResult::INVALID_VALUE)?;
     // SAFETY: used for this call only, during which the caller of the driver API keeps it open.
@@ -89,13 +88,13 @@ pub(crate) fn named(driver: &Driver, descriptor: c_int) -> Api<BlockId> {
     driver.node.exported_block(&File::from(file)).ok_or(CuResult::INVALID_VALUE)
 }
 
-/// The ordinal of a block's device. A process that does not see the device cannot use the block.
+/// The ordinal of a block's device; fails if this process does not see the device.
 pub(crate) fn ordinal(driver: &Driver, block: &Block) -> Api<c_int> {
     let found = driver.visible.iter().position(|&device| device == block.device);
     found.map(|ordinal| ordinal as c_int).ok_or(CuResult::INVALID_DEVICE)
 }
 
-/// If the allocation at `base` was made into a block, lets go of the block; returns whether it was.
+/// Releases the block of the allocation at `base`; returns whether there was one.
 pub(crate) fn discarded(driver: &Driver, inner: &mut Inner, base: u64) -> bool {
     match inner.holds.exported.remove(&base) {
         Some(id) => {
@@ -132,7 +131,7 @@ fn map_file(file: &File, length: u64, at: Option<u64>) -> Api<u64> {
     Ok(address as u64)
 }
 
-/// The block of an allocation of this process. From now on, the allocation is in the block's file.
+/// Turns an allocation of this process into a block, if it is none yet; its contents move to the block's file.
 fn share(driver: &Driver, inner: &mut Inner, base: u64, covered: bool) -> Api<BlockId> {
     if let Some(&id) = inner.holds.exported.get(&base) {
         return Ok(id);
@@ -199,7 +198,7 @@ fn packed(mark: u64, ids: &[BlockId]) -> [u8; 64] {
     bytes
 }
 
-/// The ids in bytes that [`packed`] made; `None` for other bytes.
+/// The ids in bytes from [`packed`]; `None` for other bytes.
 fn unpacked(mark: u64, bytes: &[u8; 64]) -> Option<[BlockId; 2]> {
     let words = words(bytes);
     let marked = u64::from(words[0]) | u64::from(words[1]) << 32;
@@ -232,7 +231,7 @@ pub(crate) extern "C" fn ipc_open(
             ensure(flags == IPC_LAZY_PEER_ACCESS, CuResult::INVALID_VALUE)?;
             let [id, _] = unpacked(IPC_MARK, &memory.reserved).ok_or(CuResult::INVALID_HANDLE)?;
             capture::unsafe_call(inner)?;
-            // Refused in the process that exported it, and after that one has freed it.
+            // Refused in the exporting process, and after that process has freed the memory.
             let owner = driver.node.lock_reaped().block(id).map(|block| block.owner);
             let owner = owner.ok_or(CuResult::INVALID_HANDLE)?;
             ensure(owner != driver.process, CuResult::INVALID_CONTEXT)?;

@@ -1,5 +1,5 @@
-//! Sparse arrays. They take no memory themselves. Tiles of physical allocations are mapped into
-//! them, and stay on their device after their own handles are released.
+//! Sparse arrays. They take no memory themselves; tiles of physical allocations are mapped into them, and stay on their
+//! device after their own handles are released.
 
 use core::ffi::c_uint;
 
@@ -15,7 +15,7 @@ use crate::memory::round_up;
 use crate::state::{Driver, Inner, with};
 use crate::{stream, vmm};
 
-/// Bytes of a tile.
+/// Bytes per tile.
 const TILE: u64 = 65_536;
 /// `CU_MEM_OPERATION_TYPE_MAP`
 const MAP: c_uint = 1;
@@ -26,8 +26,8 @@ const LEVEL: c_uint = 0;
 /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
 const TAIL: c_uint = 1;
 
-/// A part of an array: kind, level and layer, and its beginning and end in each dimension. These
-/// are in elements; for the tail in bytes, in the first dimension.
+/// A part of an array: kind, level, layer, and its bounds per dimension, in elements; of a mip tail in bytes, in the
+/// first dimension.
 #[derive(Clone, Copy)]
 struct Region {
     kind: c_uint,
@@ -71,7 +71,7 @@ impl Region {
             && (0..3).all(|d| self.from[d] < other.to[d] && other.from[d] < self.to[d])
     }
 
-    /// What is left of this region without an overlapping one: up to six boxes.
+    /// This region without an overlapping one: up to six boxes.
     fn without(&self, other: &Self) -> Vec<Self> {
         let (mut rest, mut core) = (Vec::new(), *self);
         for d in 0..3 {
@@ -92,7 +92,7 @@ impl Region {
     }
 }
 
-/// A part of an array that has memory.
+/// A part of an array with mapped memory.
 struct Mapped {
     /// The array's handle.
     of: u64,
@@ -106,7 +106,7 @@ pub(crate) struct Sparse {
     mapped: Vec<Mapped>,
 }
 
-/// Elements of a tile in each dimension, by the element's size.
+/// Elements per dimension of a tile, by the element's size in bytes.
 fn tile(bytes: u64, solid: bool) -> [u64; 3] {
     match (bytes, solid) {
         (1, false) => [256, 256, 1],
@@ -122,7 +122,7 @@ fn tile(bytes: u64, solid: bool) -> [u64; 3] {
     }
 }
 
-/// Removes memory from a region of an array. Parts of mappings outside the region stay.
+/// Unmaps memory from a region of an array. Parts of mappings outside the region stay.
 fn clear(driver: &Driver, inner: &mut Inner, of: u64, region: &Region) {
     let mut gone = Vec::new();
     let mut kept = Vec::new();
@@ -143,7 +143,7 @@ fn clear(driver: &Driver, inner: &mut Inner, of: u64, region: &Region) {
     }
 }
 
-/// Removes all memory of an array that ends.
+/// Unmaps all memory of an array that ends.
 pub(crate) fn forget(driver: &Driver, inner: &mut Inner, of: u64) {
     let mut gone = Vec::new();
     inner.sparse.mapped.retain(|mapped| {
@@ -157,7 +157,7 @@ pub(crate) fn forget(driver: &Driver, inner: &mut Inner, of: u64) {
     }
 }
 
-/// How many bytes a region needs, after checking that it is inside the array and aligned to tiles.
+/// Bytes that a region needs, after checking that it is within the array and aligned to tiles.
 fn bytes_of(shape: &array::Measures, region: &Region) -> Api<u64> {
     let levels = shape.levels();
     if region.kind == TAIL {
@@ -173,7 +173,7 @@ fn bytes_of(shape: &array::Measures, region: &Region) -> Api<u64> {
     let tile = tile(shape.element, shape.solid());
     let mut tiles = 1;
     for d in 0..3 {
-        // The last tile of a row may reach beyond the array.
+        // The last tile of a row may extend beyond the array.
         let edge = region.to[d] == size[d] || region.to[d].is_multiple_of(tile[d]);
         let inside = region.to[d] <= round_up(size[d], tile[d]);
         let aligned = region.from[d].is_multiple_of(tile[d]) && edge && inside;
@@ -183,7 +183,7 @@ fn bytes_of(shape: &array::Measures, region: &Region) -> Api<u64> {
     Ok(tiles * TILE)
 }
 
-/// The first level that is smaller than a tile, and the bytes from there on.
+/// The first level smaller than a tile, and the bytes from there on.
 fn tail(shape: &array::Measures) -> (u32, u64) {
     let tile = tile(shape.element, shape.solid());
     let small = |level: u32| (0..3).any(|d| shape.level(level)[d] < tile[d]);
@@ -205,7 +205,7 @@ fn resource(inner: &Inner, info: &ArrayMapInfo) -> Api<(u64, array::Measures)> {
     Ok((key, shape))
 }
 
-/// Takes effect at the call: no program can tell from the memory.
+/// `cuMemMapArrayAsync`; takes effect at the call, which no program can observe.
 pub(crate) extern "C" fn map<const P: bool>(
     list: In<ArrayMapInfo>,
     count: c_uint,

@@ -1,4 +1,4 @@
-//! The state of one process.
+//! The state of one process: its tables of objects, and initialisation.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{
@@ -36,7 +36,7 @@ use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::vmm::Vmm;
 use crate::{ffi, thread};
 
-/// Hashes handles. They are small numbers, so one multiplication spreads them well enough.
+/// Hashes handles: small numbers, which one multiplication spreads well enough.
 #[derive(Default)]
 pub(crate) struct HandleHasher(u64);
 
@@ -57,7 +57,7 @@ impl Hasher for HandleHasher {
 /// Objects by handle.
 pub(crate) type Table<T> = HashMap<u64, T, BuildHasherDefault<HandleHasher>>;
 
-/// The tables of this process.
+/// This process's tables.
 #[derive(Default)]
 pub(crate) struct Inner {
     pub(crate) last_handle: u64,
@@ -69,17 +69,17 @@ pub(crate) struct Inner {
     pub(crate) functions: Table<Function>,
     pub(crate) captures: Table<Capture>,
     pub(crate) graphs: Table<Graph>,
-    /// The graph and index of each node handle.
+    /// The graph and index of each node, by handle.
     pub(crate) nodes: Table<(u64, usize)>,
     pub(crate) execs: Table<Exec>,
-    /// Per device of the node.
+    /// By device of the node.
     pub(crate) graph_memory: Table<GraphMemory>,
     /// Allocations of device, managed and host memory, by base address.
     pub(crate) memory: BTreeMap<u64, Allocation>,
     /// Managed allocations that prefer the host.
     pub(crate) at_home: BTreeSet<u64>,
     pub(crate) pools: Table<Pool>,
-    /// The pool that `cuDeviceSetMemPool` has set, by device of the node.
+    /// The pools set by `cuDeviceSetMemPool`, by device of the node.
     pub(crate) current_pools: Table<u64>,
     pub(crate) arrays: Table<Array>,
     pub(crate) mipmaps: Table<Mipmap>,
@@ -92,7 +92,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// A handle that was never used.
+    /// A fresh handle, never used before.
     pub(crate) fn new_handle(&mut self) -> u64 {
         self.last_handle += 16;
         0x5_0000_0000 + self.last_handle
@@ -104,7 +104,7 @@ pub(crate) struct Driver {
     pub(crate) node: Node,
     /// This process's slot on the node.
     pub(crate) process: u32,
-    /// The node's device of each ordinal, after `CUDA_VISIBLE_DEVICES`.
+    /// The node's device of each ordinal, according to `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Vec<u32>,
     inner: Mutex<Inner>,
     pub(crate) host_calls: Calls,
@@ -112,18 +112,17 @@ pub(crate) struct Driver {
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
-/// Counts forks. Anything of an earlier count belongs to the parent.
+/// Number of forks; state from an earlier number belongs to the parent.
 static FORKS: AtomicU64 = AtomicU64::new(1);
 static INIT: Mutex<()> = Mutex::new(());
 static AT_FORK: Once = Once::new();
 
-/// A number that is different in every forked child.
+/// A number that differs in every forked child.
 pub(crate) fn life() -> u64 {
     FORKS.load(Relaxed)
 }
 
-/// The driver, if `cuInit` was called in this process. Host functions that the driver calls must
-/// not call it.
+/// The driver, if `cuInit` was called in this process. Fails within host functions that the driver calls.
 pub(crate) fn driver() -> Api<&'static Driver> {
     ensure(!thread::in_callbacks(), CuResult::NOT_PERMITTED)?;
     let driver = DRIVER.load(Acquire);
@@ -137,7 +136,7 @@ impl Driver {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The node's device behind an ordinal.
+    /// The node's device of an ordinal.
     pub(crate) fn device(&self, ordinal: i32) -> Api<u32> {
         usize::try_from(ordinal)
             .ok()
@@ -152,7 +151,7 @@ pub(crate) fn with<T>(body: impl FnOnce(&'static Driver, &mut Inner) -> Api<T>) 
     body(driver, &mut driver.inner())
 }
 
-/// Like [`with`], for calls that need a usable current context. `body` gets its handle.
+/// Like [`with`], for calls that need a usable current context; `body` gets its handle.
 pub(crate) fn with_context<T>(
     body: impl FnOnce(&'static Driver, &mut Inner, u64) -> Api<T>,
 ) -> Api<T> {
@@ -172,7 +171,7 @@ pub(crate) fn current(inner: &Inner) -> Api<u64> {
     }
 }
 
-/// The error code for a call that found the node in an unexpected state.
+/// The error code for an unexpected state of the node.
 pub(crate) fn queue_error(error: QueueError) -> CuResult {
     match error {
         QueueError::NoSlot => CuResult::OUT_OF_MEMORY,
@@ -210,9 +209,8 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
     })
 }
 
-/// Runs in a forked child, where everything belongs to the parent. The child is as before `cuInit`.
-/// The parent's tables are left alone, because a thread that does not exist here may hold their
-/// lock.
+/// Runs in a forked child, which is as before `cuInit`: everything belongs to the parent. The parent's tables are left
+/// alone, because a thread that does not exist here may hold their lock.
 extern "C" fn forked() {
     if let Ok(driver) = driver() {
         driver.node.abandon();
@@ -221,7 +219,7 @@ extern "C" fn forked() {
     FORKS.fetch_add(1, Relaxed);
 }
 
-/// At process exit, unregisters this process from the node at once; later calls are refused.
+/// Unregisters this process from the node at process exit; later calls are refused.
 extern "C" fn take_down() {
     if let Ok(driver) = driver() {
         LIFE.store(TAKEN_DOWN, Release);

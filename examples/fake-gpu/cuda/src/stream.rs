@@ -1,4 +1,4 @@
-//! Streams, with the default ones.
+//! Streams, including the default ones.
 
 use core::ffi::{c_int, c_uint};
 
@@ -23,7 +23,7 @@ pub(crate) struct Stream {
     pub(crate) order: Order,
     pub(crate) priority: c_int,
     pub(crate) flags: c_uint,
-    /// The capture that it is part of.
+    /// The capture of which it is a part.
     pub(crate) capture: Option<Branch>,
 }
 
@@ -55,8 +55,8 @@ fn make(
     Ok(key)
 }
 
-/// Resolves a stream argument. Null is the legacy stream of the current context. With `P`, in the
-/// `_ptsz` and `_ptds` functions, it is the calling thread's own.
+/// Resolves a stream argument. Null is the legacy stream of the current context; with `P`, in the `_ptsz` and `_ptds`
+/// forms, the calling thread's own stream.
 pub(crate) fn target<const P: bool>(
     driver: &Driver,
     inner: &mut Inner,
@@ -97,7 +97,7 @@ fn default_stream(driver: &Driver, inner: &mut Inner, context: u64, per_thread: 
     }
 }
 
-/// The positions after everything queued so far in the streams that `choose` selects.
+/// The positions after all work queued so far, in the streams that `choose` selects.
 pub(crate) fn ends(
     driver: &Driver,
     inner: &Inner,
@@ -112,8 +112,8 @@ pub(crate) fn ends(
         .collect()
 }
 
-/// The positions at which a stream is idle: the end of its own work, and for the legacy stream also
-/// the ends of every blocking stream of its context.
+/// The positions at which a stream is idle: the end of its own work, and for the legacy stream also the ends of every
+/// blocking stream of its context.
 pub(crate) fn ends_of(driver: &Driver, inner: &Inner, target: Target) -> Vec<(StreamId, u64)> {
     let legacy = inner.streams.get(&target.key).is_some_and(|s| s.order == Order::Legacy);
     ends(driver, inner, |stream| {
@@ -122,7 +122,7 @@ pub(crate) fn ends_of(driver: &Driver, inner: &Inner, target: Target) -> Vec<(St
     })
 }
 
-/// Waits for all of these positions. Then pools give back what they do not need.
+/// Waits for all of these positions; then pools give back unused memory.
 pub(crate) fn wait_all(targets: &[(StreamId, u64)]) -> Api {
     let driver = driver()?;
     for &(stream, position) in targets {
@@ -144,7 +144,7 @@ fn create_any(stream: Out<cuda::Stream>, flags: c_uint, priority: c_int) -> CuRe
     })
 }
 
-/// Makes a stream of a context.
+/// Creates a stream in a context.
 pub(crate) fn create_in(
     driver: &Driver,
     inner: &mut Inner,

@@ -1,9 +1,7 @@
-//! Stream memory operations ("Stream Memory Operations"): streams that wait for values in host
-//! memory, and write them.
+//! Stream memory operations ("Stream Memory Operations"): streams that wait for values in host memory, and write them.
 //!
-//! Any thread or process may store what a stream waits for, without telling the driver, and look
-//! for what it writes. A thread of the driver looks at the memory while there is anything to look
-//! for. It sleeps otherwise.
+//! Any thread or process may store the value for which a stream waits, without telling the driver, or read what a
+//! stream writes. A thread of the driver polls the memory while a stream waits, and sleeps otherwise.
 
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +22,7 @@ const NO_BARRIER: c_uint = 1;
 /// The most operations in one batch.
 const BATCH: c_uint = 256;
 
-/// The thread that looks at the memory.
+/// The thread that polls the memory.
 #[derive(Default)]
 pub(crate) struct Watch {
     started: AtomicBool,
@@ -35,7 +33,7 @@ pub(crate) struct Watch {
 enum Operation {
     Wait(Value),
     Write(DevicePtr, Word),
-    /// What was written before is visible before what is written later. It always is.
+    /// Earlier writes become visible before later ones, which is always so here.
     Barrier,
 }
 
@@ -53,8 +51,8 @@ fn condition(flags: c_uint) -> Api<Condition> {
     Ok(condition)
 }
 
-/// The address must be in host memory. Copies to device memory take effect when they are called,
-/// not in stream order, so a wait there could end too soon.
+/// Checks that the address is in host memory. Copies to device memory take effect at the call instead of in stream
+/// order, so a wait there could end too soon.
 fn check(inner: &Inner, address: DevicePtr, size: u64) -> Api {
     ensure(address.is_multiple_of(size), CuResult::INVALID_VALUE)?;
     let (base, found) = memory::find(inner, address).ok_or(CuResult::INVALID_VALUE)?;
@@ -81,7 +79,7 @@ impl Operation {
         match params.operation {
             1 => Self::wait(params.address, narrow, params.flags),
             2 => Self::write(params.address, narrow, params.flags),
-            // Flushing remote writes, see `condition`.
+            // Flushing remote writes: see `condition`.
             3 => Err(CuResult::NOT_SUPPORTED),
             4 => Self::wait(params.address, wide, params.flags),
             5 => Self::write(params.address, wide, params.flags),
@@ -116,7 +114,7 @@ impl Operation {
     }
 }
 
-/// Starts the thread on first use.
+/// Starts the thread at the first use.
 fn watch(driver: &Driver) -> Api {
     let started = &driver.watch.started;
     if !started.load(Relaxed) && !started.swap(true, Relaxed) {
@@ -133,8 +131,7 @@ fn watch(driver: &Driver) -> Api {
     Ok(())
 }
 
-/// Puts operations into a stream. In a capture, each would be a node of its own kind, which graphs
-/// do not have here: not supported.
+/// Submits operations to a stream. Not supported in a capture: graphs have no such nodes here.
 fn put<const P: bool>(
     stream: cuda::Stream,
     operations: impl FnOnce() -> Api<Vec<Operation>>,
@@ -196,7 +193,7 @@ pub(crate) extern "C" fn write_64<const P: bool>(
     api(|| put::<P>(stream, || Ok(vec![Operation::write(address, Word::Wide(value), flags)?])))
 }
 
-/// `cuStreamBatchMemOp`: all of them or, if one is not valid, none.
+/// `cuStreamBatchMemOp`: all operations, or none if one is invalid.
 pub(crate) extern "C" fn batch<const P: bool>(
     stream: cuda::Stream,
     count: c_uint,
@@ -211,8 +208,8 @@ pub(crate) extern "C" fn batch<const P: bool>(
     })
 }
 
-/// Host memory goes away, and is not accessed any more. A stream that still waits there waits for
-/// ever, unless the value was seen before.
+/// Stops accessing host memory that goes away. A stream that still waits there waits for ever, unless the value was
+/// seen before.
 pub(crate) fn forget(driver: &Driver, base: u64, size: u64) {
     driver.node.forget_values(base, base + size);
 }

@@ -1,14 +1,14 @@
-//! The shape of an exported function.
+//! The entry code of exported functions.
 //!
-//! The real driver's entry points are small stubs. They begin with a frame and a comparison with a
-//! word of the library's own data (`81 3d disp32 imm32`). By that word, a driver that has been
-//! taken down at process exit answers `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same, and
-//! are the same byte for byte up to the comparison. So a tool that patches entry points meets the
-//! same code as in the real driver. On aarch64, whose driver was not looked at, they do the same.
+//! The real driver's entry points are small stubs, which begin with a frame and a comparison with a word of the
+//! library's own data (`81 3d disp32 imm32`). The word makes a driver that was shut down at process exit return
+//! `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same and are byte-identical up to the comparison, so tools that
+//! patch entry points meet the same code. On aarch64, where the real driver was not examined, the code is the
+//! equivalent.
 
 use core::sync::atomic::AtomicU32;
 
-/// The value of [`LIFE`] after the driver has been taken down.
+/// The value of [`LIFE`] after the driver was shut down.
 pub(crate) const TAKEN_DOWN: u32 = 0x321c_ba00;
 
 /// The word that every stub compares.
@@ -28,7 +28,7 @@ pub(crate) struct Entry {
     pub(crate) function: unsafe extern "C" fn(),
 }
 
-/// Makes one exported stub for each line `exported = base since stream => implementation;`.
+/// Generates one exported stub per line `exported = base since stream => implementation;`.
 macro_rules! exports {
     (@stream legacy) => { false };
     (@stream thread) => { true };

@@ -8,10 +8,10 @@ use driver::cuda::{CAPTURE_MODE_GLOBAL, CuResult};
 use crate::ffi::{Api, ensure};
 use crate::state;
 
-/// How many contexts a thread can have pushed.
+/// The most contexts on a thread's stack.
 const DEPTH: usize = 128;
 
-/// Plain data without a destructor, so that it can be used until the thread's very end.
+/// Plain data without a destructor, so usable until the thread's very end.
 struct Local {
     life: Cell<u64>,
     id: Cell<u64>,
@@ -36,7 +36,8 @@ thread_local! {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Anything from before a fork belongs to the parent: a child starts with an empty stack.
+/// Runs `body` on this thread's state. State from before a fork belongs to the parent: a child starts with an empty
+/// stack.
 fn with<T>(body: impl FnOnce(&Local) -> T) -> T {
     LOCAL.with(|local| {
         let life = state::life();
@@ -56,7 +57,7 @@ pub(crate) fn id() -> u64 {
     with(|local| local.id.get())
 }
 
-/// The current context's handle, 0 for none.
+/// The current context's handle; 0: none.
 pub(crate) fn current() -> u64 {
     with(|local| match local.depth.get() {
         0 => 0,
@@ -105,7 +106,7 @@ pub(crate) fn mode() -> u32 {
     with(|local| local.mode.get())
 }
 
-/// Changes it and returns the old one.
+/// Changes the mode; returns the old one.
 pub(crate) fn exchange_mode(mode: u32) -> u32 {
     with(|local| local.mode.replace(mode))
 }
@@ -115,7 +116,7 @@ pub(crate) fn enter_callbacks() {
     with(|local| local.callbacks.set(true));
 }
 
-/// Whether this thread is the driver's.
+/// Whether this is the driver's thread for host functions.
 pub(crate) fn in_callbacks() -> bool {
     LOCAL.with(|local| local.callbacks.get() && local.life.get() == state::life())
 }

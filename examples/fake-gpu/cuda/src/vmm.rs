@@ -1,12 +1,9 @@
-//! Virtual memory management: addresses, physical allocations, and mapping one to the other.
+//! Virtual memory management: addresses, physical allocations, and their mappings. One file for one section of the
+//! driver API ("Virtual Memory Management").
 //!
-//! A process's physical memory is one sparse anonymous file, and an allocation is a range of it. So
-//! two mappings of one allocation show the same bytes. An allocation that other processes may have
-//! is a block of the node. Allocations belong to the process, not to a context, and are charged to
-//! the device in their properties.
-//!
-//! The file is long because it is one chapter of the driver API, "Virtual Memory Management",
-//! and is looked up by that.
+//! A process's physical memory is one sparse anonymous file, and an allocation is a range of it, so two mappings of one
+//! allocation show the same bytes. An allocation that other processes may have is a block of the node. Allocations
+//! belong to the process, not to a context, and are charged to the device in their properties.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::BTreeMap;
@@ -28,7 +25,7 @@ use crate::state::{Driver, Inner, Table, driver, with};
 const HOSTS: core::ops::RangeInclusive<c_uint> = 2..=4;
 /// `CU_MEM_CREATE_USAGE_TILE_POOL`
 const CREATE_USAGE_TILE_POOL: u8 = 1;
-/// The largest reservation.
+/// The largest reservation, in bytes.
 const LARGEST: usize = 1 << 45;
 
 /// A physical allocation.
@@ -40,29 +37,29 @@ struct Physical {
     /// Its block, with a file of its own, if other processes may have it.
     block: Option<BlockId>,
     size: u64,
-    /// Device of the node; `None` on the host.
+    /// The node's device; `None`: on the host.
     device: Option<u32>,
     prop: AllocationProp,
-    /// Handles that the program holds (create and retain).
+    /// Handles that the program holds, from create and retain.
     handles: u32,
     mappings: u32,
-    /// Multicast objects and sparse arrays that use it.
+    /// Number of multicast objects and sparse arrays that use it.
     bindings: u32,
 }
 
 /// A process's virtual memory.
 #[derive(Default)]
 pub(crate) struct Vmm {
-    /// The file, once it is needed.
+    /// The file; created when needed.
     file: Option<c_int>,
-    /// Its length so far.
+    /// The file's length so far.
     end: u64,
     physical: Table<Physical>,
     /// Reserved addresses: base -> size.
     reserved: BTreeMap<u64, u64>,
     /// Mapped addresses: base -> handle and size.
     mapped: BTreeMap<u64, (u64, u64)>,
-    /// The handles that are multicast objects.
+    /// The multicast objects, by handle.
     pub(crate) multicast: Table<Multicast>,
 }
 
@@ -117,7 +114,7 @@ pub(crate) extern "C" fn reserve(
             ensure(start != libc::MAP_FAILED, CuResult::OUT_OF_MEMORY)?;
             let start = start as usize;
             let base = start.next_multiple_of(alignment);
-            // The ends that the alignment leaves over are unmapped.
+            // Unmap what the alignment leaves over at both ends.
             if base > start {
                 memory::unmap(start as u64, (base - start) as u64);
             }
@@ -144,7 +141,7 @@ pub(crate) extern "C" fn free_addresses(address: DevicePtr, size: usize) -> CuRe
     })
 }
 
-/// The device of a location, `None` on the host.
+/// The device of a location; `None`: on the host.
 fn locate(driver: &Driver, prop: &AllocationProp) -> Api<Option<u32>> {
     ensure(prop.kind == ALLOCATION_PINNED, CuResult::INVALID_VALUE)?;
     match prop.location.kind {
@@ -165,7 +162,7 @@ fn file(vmm: &mut Vmm) -> Api<c_int> {
     Ok(file)
 }
 
-/// A free range in the file for memory that is not shared.
+/// A free range in the file, for memory that is not shared.
 fn place(vmm: &mut Vmm, size: u64) -> Api<(c_int, u64)> {
     let (file, offset) = (file(vmm)?, vmm.end);
     // SAFETY: a descriptor of this driver's own.
@@ -266,7 +263,7 @@ fn known(inner: &mut Inner, key: AllocationHandle) -> Api<&mut Physical> {
     }
 }
 
-/// A handle that takes no device memory, for an object that only addresses are mapped to.
+/// A handle without device memory, for an object to which only addresses are mapped.
 pub(crate) fn addresses_only(
     inner: &mut Inner,
     size: u64,
@@ -298,7 +295,7 @@ pub(crate) fn on_device(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u
     Ok((found.device.ok_or(CuResult::INVALID_VALUE)?, found.size))
 }
 
-/// The same for an allocation made for sparse arrays.
+/// Like [`on_device`], for an allocation made for sparse arrays.
 pub(crate) fn tile_pool(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u64)> {
     let usage = &known(inner, key)?.prop.alloc_flags[2..4];
     ensure(usage[0] & CREATE_USAGE_TILE_POOL == CREATE_USAGE_TILE_POOL, CuResult::INVALID_VALUE)?;
@@ -312,14 +309,14 @@ pub(crate) fn mapped_at(inner: &Inner, base: u64) -> Api<(u32, AllocationHandle)
     Ok((device.ok_or(CuResult::INVALID_VALUE)?, key))
 }
 
-/// Adds a use of an allocation by something other than a handle or a mapping.
+/// Adds a use of an allocation other than by a handle or a mapping.
 pub(crate) fn bind(inner: &mut Inner, key: AllocationHandle) {
     if let Some(found) = inner.vmm.physical.get_mut(&key) {
         found.bindings += 1;
     }
 }
 
-/// Removes such a use.
+/// Removes a use added by [`bind`].
 pub(crate) fn unbind(driver: &Driver, inner: &mut Inner, key: AllocationHandle) {
     if let Some(found) = inner.vmm.physical.get_mut(&key) {
         found.bindings -= 1;
@@ -385,7 +382,7 @@ pub(crate) extern "C" fn map(
     })
 }
 
-/// The mappings that together are exactly this range.
+/// The mappings that together cover exactly this range.
 fn cover(inner: &Inner, address: u64, size: usize) -> Api<Vec<u64>> {
     let end = address.checked_add(size as u64).ok_or(CuResult::INVALID_VALUE)?;
     let mut at = address;
@@ -469,7 +466,7 @@ pub(crate) extern "C" fn get_access(
     })
 }
 
-/// Minimum and recommended are the same here.
+/// `cuMemGetAllocationGranularity`: minimum and recommended are the same here.
 pub(crate) extern "C" fn granularity(
     to: Out<usize>,
     prop: In<AllocationProp>,
@@ -531,7 +528,7 @@ pub(crate) extern "C" fn export(
     })
 }
 
-/// The descriptor stays the caller's. Only the exporter is charged for the memory.
+/// `cuMemImportFromShareableHandle`: the caller keeps the descriptor. Only the exporter is charged for the memory.
 pub(crate) extern "C" fn import(
     to: Out<AllocationHandle>,
     descriptor: *mut c_void,

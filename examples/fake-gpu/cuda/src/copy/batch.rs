@@ -1,4 +1,4 @@
-//! Batches of copies.
+//! Batched copies.
 
 use driver::copy::{
     BatchedCopy3d, CopyAttributes, Extent, OPERAND_ARRAY, OPERAND_POINTER, Operand,
@@ -23,8 +23,8 @@ struct Lists {
 }
 
 impl Lists {
-    /// Every copy needs attributes. The first set begins at the first copy, and each further set
-    /// begins after the one before it.
+    /// Checks the attributes: every copy needs a set, the first set begins at the first copy, and each further one
+    /// begins after the previous one.
     fn check(&self) -> Api {
         driver()?;
         ensure(self.count > 0, CuResult::INVALID_VALUE)?;
@@ -51,7 +51,7 @@ impl Lists {
     }
 }
 
-/// Runs a batch in the CUDA 12.8 version, which reports what failed.
+/// Runs a batch in the form of CUDA 12.8, which returns the index of the failed copy.
 fn saying_what_failed(failed: Out<usize>, batch: impl FnOnce(&mut usize) -> Api) -> CuResult {
     api(|| {
         let mut index = usize::MAX;
@@ -120,7 +120,7 @@ pub(crate) extern "C" fn copies_12<const P: bool>(
     saying_what_failed(failed, |index| lists.put::<P>(stream, index))
 }
 
-/// Bytes of an element of the array that an operand names, if it names one.
+/// Bytes per element of the array that an operand names, if any.
 fn element(inner: &Inner, operand: &Operand) -> Api<Option<u64>> {
     match operand.kind {
         OPERAND_POINTER => Ok(None),

@@ -1,4 +1,4 @@
-//! Fills. The functions without a stream do not wait either ("API synchronization behavior").
+//! Fills. The forms without a stream do not wait either ("API synchronization behavior").
 
 use core::ffi::c_uint;
 

@@ -1,4 +1,4 @@
-//! Copies of bytes in a row.
+//! Copies of contiguous bytes.
 
 use core::ffi::{c_uint, c_void};
 
@@ -85,7 +85,7 @@ pub(crate) extern "C" fn to_host_async<const P: bool>(
     copy::<P>(Place::host(to as u64), Place::device(from), bytes, stream, false)
 }
 
-/// Within a device a copy is not waited for ("API synchronization behavior").
+/// A copy within a device is asynchronous ("API synchronization behavior").
 pub(crate) extern "C" fn within<const P: bool>(
     to: DevicePtr,
     from: DevicePtr,
@@ -139,7 +139,7 @@ pub(crate) extern "C" fn peer_async<const P: bool>(
     between::<P>((to, to_context), (from, from_context), bytes, stream)
 }
 
-/// A location in a one-dimensional array, `offset` bytes from its start.
+/// A position in a one-dimensional array, `offset` bytes from its start.
 fn in_array(inner: &Inner, array: cuda::Array, offset: usize, bytes: usize) -> Api<Place> {
     let shape = array::shape(inner, array as u64)?;
     let (offset, bytes) = (offset as u64, bytes as u64);
@@ -246,7 +246,7 @@ pub(crate) extern "C" fn array_to_array<const P: bool>(
     api(|| put::<P>(describe, DEFAULT, false))
 }
 
-// The CUDA 2 versions, with 32-bit addresses and sizes.
+// The forms of CUDA 2, with 32-bit addresses and sizes.
 
 pub(crate) extern "C" fn to_device_v1(
     to: DevicePtrV1,

@@ -1,4 +1,4 @@
-//! Copies of rows and layers, by descriptor.
+//! Copies of rows and layers, which a descriptor describes.
 
 use core::ffi::c_uint;
 
@@ -45,7 +45,7 @@ fn place(inner: &Inner, side: &Side3d, copy: &Copy3d) -> Api<Place> {
         let address = address(shape.base, side, pitch, layer).ok_or(CuResult::INVALID_VALUE)?;
         return Ok(Place { address, pitch, layer, device: true });
     }
-    // Without a given pitch or height, rows and layers follow each other.
+    // Without a given pitch or height, rows and layers are contiguous.
     let used =
         |start: usize, extent: usize| start.checked_add(extent).ok_or(CuResult::INVALID_VALUE);
     let (row, rows) = (used(side.x, copy.width)?, used(side.y, copy.height)?);
@@ -77,7 +77,7 @@ fn transfer(inner: &Inner, copy: &Copy3d) -> Api<Transfer> {
     })
 }
 
-/// Rows as a copy of one layer.
+/// A two-dimensional copy as a copy of one layer.
 fn layer_of(rows: &Copy2d) -> Copy3d {
     let side = |side: &Side2d| Side3d {
         x: side.x,
@@ -178,7 +178,7 @@ pub(crate) extern "C" fn layers_peer_async<const P: bool>(
     api(|| copy_peer::<P>(&read(descriptor)?, stream))
 }
 
-/// `CUmemcpySrcAccessOrder`: stream, during the call, any.
+/// Checks a `CUmemcpySrcAccessOrder`: stream, during the call, any.
 pub(super) fn known_order(order: c_uint) -> Api {
     ensure((1..=3).contains(&order), CuResult::INVALID_VALUE)
 }
