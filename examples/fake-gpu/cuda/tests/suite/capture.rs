@@ -1,4 +1,4 @@
-//! Stream capture: what is recorded, and what breaks it.
+//! Stream capture: what it records, and what invalidates it.
 
 use std::sync::mpsc;
 
@@ -100,7 +100,7 @@ fn unsafe_calls_break_a_global_capture_unless_relaxed() {
         ];
         for (name, call) in &calls {
             let mut graph = null();
-            // From another thread, in its default mode.
+            // A capture in global mode forbids the call in another thread, whose own mode is the default.
             ok(cuStreamBeginCapture_v2(on, GLOBAL));
             gpu.launch(on, 10);
             assert_eq!(elsewhere(&gpu, call), UNSUPPORTED, "{name}");
@@ -108,11 +108,12 @@ fn unsafe_calls_break_a_global_capture_unless_relaxed() {
             assert_eq!(gpu.try_launch(on, 10), INVALIDATED);
             assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
             assert!(graph.is_null());
-            // From the capturing thread.
+            // A capture in thread-local mode forbids the call in the capturing thread.
             ok(cuStreamBeginCapture_v2(on, THREAD_LOCAL));
             assert_eq!(call(), UNSUPPORTED, "{name}");
             assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
-            // Relaxed, in both threads; and a capture that concerns only its own thread.
+            // Allowed: from either thread while it is in relaxed mode, from another thread during a thread-local
+            // capture, and from any thread during a relaxed capture.
             ok(cuStreamBeginCapture_v2(on, GLOBAL));
             assert_eq!(relaxed(call), SUCCESS, "{name}");
             assert_eq!(elsewhere(&gpu, || relaxed(call)), SUCCESS, "{name}");
@@ -153,26 +154,26 @@ fn conflicts_with_the_capture_itself() {
         let gpu = Gpu::open();
         let mut graph = null();
         let on = stream();
-        // The stream itself, even when relaxed.
+        // Synchronizing with the capturing stream or the context, even in relaxed mode.
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         assert_eq!(relaxed(|| cuStreamSynchronize(on)), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         assert_eq!(relaxed(cuCtxSynchronize), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
-        // An event that was recorded in it.
+        // Synchronizing with an event that the capture has recorded.
         let inside = event();
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         ok(cuEventRecord(inside, on));
         assert_eq!(relaxed(|| cuEventQuery(inside)), CAPTURED_EVENT);
         assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
-        // An event from outside.
+        // Waiting for an event recorded outside the capture.
         let outside = event();
         ok(cuEventRecord(outside, stream()));
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         assert_eq!(cuStreamWaitEvent(on, outside, 0), ISOLATION);
         assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
-        // A branch that never comes back.
+        // A second stream that joined the capture and is not joined back.
         let other = stream();
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         gpu.launch(on, 10);
@@ -181,7 +182,7 @@ fn conflicts_with_the_capture_itself() {
         gpu.launch(other, 10);
         assert_eq!(cuStreamEndCapture(other, &mut graph), 903);
         assert_eq!(cuStreamEndCapture(on, &mut graph), UNJOINED);
-        // Not the legacy stream, not twice, and no end without a beginning.
+        // Capturing the legacy stream, beginning twice, ending without a beginning.
         assert_eq!(cuStreamBeginCapture_v2(null(), RELAXED), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(on, &mut graph), 401);
         ok(cuStreamBeginCapture_v2(on, RELAXED));

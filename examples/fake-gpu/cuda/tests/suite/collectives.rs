@@ -1,4 +1,4 @@
-//! Kernels that wait on their devices for each other.
+//! Collectives: kernels that wait for each other while they occupy their devices.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! Copies and fills: bytes, strictness, time.
+//! Copies and fills: contents, checks of parameters, time.
 
 use std::ffi::c_void;
 
@@ -14,7 +14,7 @@ const WIDTH: usize = 64;
 const HEIGHT: usize = 16;
 const DEPTH: usize = 4;
 const BYTES: usize = WIDTH * HEIGHT * DEPTH;
-/// `CU_AD_FORMAT_UNSIGNED_INT16`
+/// `CU_AD_FORMAT_UNSIGNED_INT16`.
 const U16: u32 = 2;
 
 fn alloc(size: usize) -> u64 {
@@ -23,7 +23,7 @@ fn alloc(size: usize) -> u64 {
     address
 }
 
-/// A three-dimensional array of 16-bit elements, as large as the buffers of these tests.
+/// A three-dimensional array of 16-bit elements, as large as these tests' buffers.
 fn solid() -> Ptr {
     let descriptor = Array3dDescriptor {
         width: WIDTH / 2,
@@ -69,7 +69,7 @@ fn copy(from: Side3d, to: Side3d) -> Copy3d {
     Copy3d { from, to, width: 40, height: 9, depth: 3 }
 }
 
-/// `to`, with the box of `copy` copied from `from`, computed without the driver.
+/// The expected result of `copy` from `from` to `to`, computed without the driver.
 fn expected(from: &[u8], to: &[u8], copy: &Copy3d) -> Vec<u8> {
     let mut bytes = to.to_vec();
     let index = |side: &Side3d, x, y, z| ((side.z + z) * HEIGHT + side.y + y) * WIDTH + side.x + x;
@@ -91,7 +91,7 @@ fn read(address: u64) -> Vec<u8> {
     bytes
 }
 
-/// Device memory that holds `bytes`.
+/// Allocates device memory that holds `bytes`.
 fn loaded(bytes: &[u8]) -> u64 {
     let address = alloc(bytes.len());
     ok(cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()));
@@ -125,7 +125,7 @@ fn boxes_arrive_whatever_their_sides() {
         ok(cuMemcpy3D_v2(&down));
         assert_eq!(back, brought);
 
-        // Between contexts; here they are the same one.
+        // Copies between contexts; here, both are the same context.
         let named = |side: Side3d| Side3d { context: gpu.context, ..side };
         let other = loaded(&first);
         let peer = copy(named(on_device), named(at(side(MEMORY_DEVICE, other), 1, 1, 1)));
@@ -167,7 +167,7 @@ fn wrong_boxes_are_refused() {
         }
         assert_eq!(cuMemcpy3D_v2(&array_side(side(MEMORY_ARRAY, device))), INVALID_HANDLE);
         ok(cuMemcpy3D_v2(&Copy3d { depth: 0, ..good }));
-        // Between contexts both are named.
+        // A copy between contexts has to name both.
         let peer = copy(from, side(MEMORY_DEVICE, other));
         assert_eq!(cuMemcpy3DPeer(&peer), INVALID_CONTEXT);
     });
@@ -210,7 +210,7 @@ fn batches_are_made_whole_or_not_at_all() {
             let code = cuMemcpyBatchAsync(to, from, sizes, 2, list, firsts, count, failed_at, on);
             (code, failed)
         };
-        // The second copy goes beyond the memory.
+        // The second copy ends beyond its allocation.
         assert_eq!(batch(&[device, device + 3900], &[how], &[0], on), (INVALID_VALUE, 1));
         assert_eq!(read(device), pattern(3), "the first was not made either");
         let none = usize::MAX;
@@ -262,7 +262,7 @@ fn batches_of_boxes_count_in_elements() {
         };
         ok(cuMemcpy3DBatchAsync_v2(1, &raw const up, 0, on));
         let device = loaded(&pattern(3));
-        // Rows and layers without gaps.
+        // Rows and layers are packed.
         let down = BatchedCopy3d { from: in_array([4, 3, 0]), to: pointer(device, 0, 0), ..up };
         ok(cuMemcpy3DBatchAsync_v2(1, &raw const down, 0, on));
         ok(cuStreamSynchronize(on));
@@ -307,7 +307,7 @@ fn fills_of_rows_are_aligned() {
     });
 }
 
-/// Device time between two events around work on a busy stream, in microseconds.
+/// Device time between two events around `work`, in microseconds, on a busy stream.
 fn microseconds(gpu: &Gpu, on: Ptr, work: impl FnOnce()) -> f32 {
     let (start, end) = (event(), event());
     gpu.launch(on, 100_000);
@@ -341,8 +341,7 @@ fn time_is_the_route_s() {
         near(microseconds(&gpu, on, across), 1001.0);
         assert_eq!(cuMemcpyPeerAsync(far, null(), here, gpu.context, 1, on), INVALID_CONTEXT);
 
-        // Within the host, no device is used and the call waits. Page-locked memory is host memory,
-        // too.
+        // A copy within host memory uses no device, and the call waits. Page-locked memory counts as host memory.
         let plain = |host: *const u8, device: u64| Side2d {
             x: 0,
             y: 0,
@@ -358,7 +357,7 @@ fn time_is_the_route_s() {
             ok(cuMemcpy2DAsync_v2(&within, on));
             ok(cuStreamQuery(on));
         };
-        // The rest is the host's own time until it records the next event.
+        // The remaining time is the thread's own until it records the second event.
         let quickest = (0..5).map(|_| microseconds(&gpu, on, waited_for)).fold(f32::MAX, f32::min);
         assert!(quickest < 500.0, "{quickest}");
         assert_eq!(back, bytes);

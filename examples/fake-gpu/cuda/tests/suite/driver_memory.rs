@@ -1,10 +1,10 @@
-//! Memory that the driver takes by itself: for code, graphs and contexts.
+//! Memory that the driver allocates by itself: for code, graphs and contexts.
 
 use crate::memory::{SMALL, alloc, location};
 use crate::support::*;
 use driver::cuda::{MemAllocNodeParams, PoolProps};
 
-/// Text of a module with three MiB of code.
+/// A module in PTX, padded to 3 MiB.
 fn large_image() -> Vec<u8> {
     let mut image = b".version 8.0\n.visible .entry k() { ret; }\n".to_vec();
     image.resize(3 << 20, b'\n');
@@ -26,7 +26,7 @@ fn code_takes_memory_once_something_in_it_is_used() {
         assert_eq!(before - free_memory(), 4 * MIB);
         ok(cuModuleUnload(module));
         assert_eq!(free_memory(), before);
-        // A library is loaded in each context that uses it.
+        // Each context that uses a library loads its own copy.
         ok(cuLibraryLoadData(&mut library, image, none, none, 0, none, none, 0));
         ok(cuLibraryGetKernel(&mut kernel, library, c"k".as_ptr()));
         assert_eq!(free_memory(), before);
@@ -45,7 +45,7 @@ fn code_takes_memory_once_something_in_it_is_used() {
         assert_eq!(before - free_memory(), 4 * MIB);
         ok(cuLibraryUnload(library));
         assert_eq!(free_memory(), before);
-        // There has to be enough memory.
+        // Loading fails when not enough memory is free.
         ok(cuModuleLoadData(&mut module, image));
         ok(alloc(before - MIB).0);
         assert_eq!(cuModuleGetFunction(&mut function, module, c"k".as_ptr()), OUT_OF_MEMORY);

@@ -54,7 +54,7 @@ fn instantiate(graph: Ptr, flags: u64) -> Ptr {
     exec
 }
 
-/// Used bytes and their peak, reserved bytes and their peak.
+/// Graph memory of device 0: bytes used and their peak, bytes reserved and their peak.
 fn figures() -> [u64; 4] {
     let mut all = [0; 4];
     for (attribute, value) in all.iter_mut().enumerate() {
@@ -68,7 +68,7 @@ fn chunks_are_reserved_for_the_height_of_a_graph() {
     isolated(SMALL, || {
         let _gpu = Gpu::open();
         let (on, before, graph) = (stream(), free_memory(), graph());
-        // 40 MiB are freed, then 20 MiB stay: never more than 40 MiB at a time.
+        // 40 MiB are freed before 20 MiB are allocated: at most 40 MiB at a time.
         let (first, address) = add_alloc(graph, &[], 40 * MIB);
         let freed = add_free(graph, &[first], address);
         let (_, left) = add_alloc(graph, &[freed], 20 * MIB);
@@ -156,7 +156,7 @@ fn automatic_frees_and_captured_allocations() {
             ok(cuGraphLaunch(exec, on));
         }
         assert_eq!(before - free_memory(), 32 * MIB);
-        // Another graph may free it.
+        // Another graph may free the allocation.
         let other = self::graph();
         let node = add_free(other, &[], address);
         let mut freed = 0;
@@ -195,7 +195,7 @@ fn clones_and_child_graphs() {
         ok(cuGraphChildGraphNodeGetGraph(node, &mut owned));
         assert_ne!(owned, plain);
         assert_eq!(cuGraphDestroy(owned), INVALID_VALUE, "it belongs to the node");
-        // A graph that allocates can be moved into a node, but not copied.
+        // A graph that allocates can be moved into a child node, but not copied.
         let child = graph();
         let (first, address) = add_alloc(child, &[], 32 * MIB);
         add_free(child, &[first], address);
@@ -242,7 +242,7 @@ fn the_last_bytes_of_a_device_serve_a_graph() {
         ok(cuGraphLaunch(exec, on));
         assert_eq!(free_memory(), 0);
         ok(cuMemFree_v2(told.dptr));
-        // Memory that no graph uses is given up before another allocation fails.
+        // The driver gives up memory that no graph uses before another allocation fails.
         ok(cuStreamSynchronize(on));
         let mut other = 0;
         ok(cuMemAlloc_v2(&mut other, 10 << 20));

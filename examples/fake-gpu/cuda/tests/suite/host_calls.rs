@@ -1,4 +1,4 @@
-//! Host functions in streams.
+//! Host functions in streams (`cuLaunchHostFunc`, `cuStreamAddCallback`).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use driver::cuda::{CuResult, HostNodeParams, Stream};
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
-/// Appends its digit to the earlier ones.
+/// Appends its digit to the digits of the earlier calls.
 extern "C" fn note(digit: *mut c_void) {
     CALLS.store(CALLS.load(SeqCst).wrapping_mul(10) + digit as u64, SeqCst);
 }
@@ -20,7 +20,7 @@ extern "C" fn slow(digit: *mut c_void) {
     note(digit);
 }
 
-/// Calls the driver, which a host function must not.
+/// Calls the driver, which host functions must not do.
 extern "C" fn nosy(_: *mut c_void) {
     let mut address = 0;
     SEEN.store(cuMemAlloc_v2(&mut address, 4), SeqCst);
@@ -45,14 +45,14 @@ fn functions_run_in_stream_order() {
         let gpu = Gpu::open();
         let (on, other, before) = (stream(), stream(), event());
         let begin = Instant::now();
-        // Long enough for any machine: the calls return while it runs.
+        // Long enough for any machine to make the calls while the kernel runs.
         gpu.launch(on, 2_000_000);
         ok(cuLaunchHostFunc(on, Some(slow), digit(1)));
         ok(cuEventRecord(before, on));
         ok(cuStreamAddCallback(on, Some(told), digit(2), 0));
         assert!(begin.elapsed() < Duration::from_secs(2), "a call waits for nothing");
         assert_eq!(calls(), 0);
-        // Another stream's functions wait only for their own stream's work.
+        // Host functions of another stream wait only for the work of that stream.
         ok(cuLaunchHostFunc(other, Some(note), digit(7)));
         ok(cuStreamSynchronize(other));
         assert_eq!(calls(), 7);
@@ -69,7 +69,7 @@ fn functions_run_in_stream_order() {
         for _ in 0..200 {
             ok(cuLaunchHostFunc(on, Some(note), null()));
         }
-        // A destroyed stream's work is still done.
+        // The work of a destroyed stream is still done.
         SEEN.store(0, SeqCst);
         ok(cuLaunchHostFunc(on, Some(nosy), null()));
         ok(cuStreamDestroy_v2(on));

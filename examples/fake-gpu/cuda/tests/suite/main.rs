@@ -1,4 +1,4 @@
-//! The simulated driver as a program sees it. Tests that measure real time are in `timed`.
+//! The simulated driver as a program sees it. Tests that measure time are in `timed`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Device memory: exact to the byte, for every way to allocate it.
+//! Device memory: exact to the byte for every allocation function.
 
 use std::ffi::c_void;
 
@@ -118,16 +118,16 @@ fn pools_reserve_chunks_and_give_back_at_a_synchronisation() {
         ok(cuMemFreeAsync(address, on));
         ok(cuCtxSynchronize());
         assert_eq!(before - free_memory(), 64 * MIB);
-        // Memory that no allocation uses is given up before another allocation fails.
+        // The driver gives up unused pool memory before another allocation fails.
         let (code, all) = alloc(before);
         ok(code);
         ok(cuMemFree_v2(all));
-        // To the end of the memory, where no whole chunk is left.
+        // Until less than a whole chunk is free.
         let mut granted = 0;
         while cuMemAllocAsync(&mut address, 10 << 20, on) == SUCCESS {
             granted += 10 * MIB;
         }
-        // Three fit into a chunk, and its end is too short for a fourth.
+        // Three allocations fit into a chunk; a fourth does not.
         let (chunks, rest) = (before / (32 * MIB), before % (32 * MIB));
         assert_eq!(granted, chunks * 30 * MIB + rest / (10 * MIB) * 10 * MIB);
     });
@@ -152,13 +152,13 @@ fn pools_fragment() {
         }
         ok(cuCtxSynchronize());
         assert_eq!(before - free_memory(), 128 * MIB);
-        // 64 MiB are free, but not in one piece.
+        // 64 MiB are free, but not contiguous.
         let mut large = 0;
         ok(cuMemAllocAsync(&mut large, 32 << 20, on));
         assert_eq!(before - free_memory(), 160 * MIB);
         ok(cuMemAllocAsync(&mut held[0], 16 << 20, on));
         assert_eq!(before - free_memory(), 160 * MIB);
-        // Only chunks without allocations are given back.
+        // Trimming frees only chunks without allocations.
         ok(cuMemFreeAsync(large, on));
         ok(cuMemPoolTrimTo(pool, 0));
         assert_eq!(before - free_memory(), 128 * MIB);
@@ -193,7 +193,7 @@ fn physical_memory_is_charged_until_it_is_released_and_unmapped() {
         ok(cuMemMap(base, size, 0, handle, 0));
         ok(cuMemMap(base + size as u64, size, 0, handle, 0));
         assert_eq!(cuMemMap(base, size, 0, handle, 0), INVALID_VALUE);
-        // It is not accessible before access is set.
+        // Mapped memory is inaccessible until `cuMemSetAccess`.
         assert_eq!(cuMemsetD8_v2(base, 1, 1), INVALID_VALUE);
         let access = AccessDesc { location: location(), flags: 3 };
         ok(cuMemSetAccess(base, 2 * size, (&raw const access).cast(), 1));
@@ -221,7 +221,7 @@ fn arrays_take_what_their_shape_needs() {
         let mut array = null();
         let flat = ArrayDescriptor { width: 1024, height: 0, format: 0x20, num_channels: 4 };
         ok(cuArrayCreate_v2(&mut array, (&raw const flat).cast()));
-        // A single row takes as much as eight.
+        // A single row occupies as much as eight.
         assert_eq!(before - free_memory(), 8 * 16384);
         ok(cuArrayDestroy(array));
         assert_eq!(cuArrayDestroy(array), INVALID_HANDLE);
@@ -278,12 +278,12 @@ fn managed_memory_that_belongs_on_the_host_stays_there() {
         let mut address = 0;
         ok(cuMemAllocManaged(&mut address, size, 1));
         let fill = || ok(cuMemsetD8_v2(address, 1, size));
-        // To the host, where the device can access it.
+        // Advise host memory as the preferred location, and access by the device.
         ok(cuMemAdvise(address, size, 3, -1));
         ok(cuMemAdvise(address, size, 5, gpu.device));
         fill();
         assert_eq!(free_memory(), before);
-        // A prefetch moves it all the same; advice moves nothing.
+        // A prefetch moves the memory regardless of the advice; advice alone moves nothing.
         ok(cuMemPrefetchAsync(address, size, gpu.device, null()));
         assert_eq!(before - free_memory(), 100 * MIB);
         ok(cuMemAdvise(address, size, 3, -1));

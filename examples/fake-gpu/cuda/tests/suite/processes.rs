@@ -1,4 +1,4 @@
-//! Processes and their devices: forks, programs that start others, visible devices.
+//! Processes and their devices: `fork`, processes that start others, `CUDA_VISIBLE_DEVICES`.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -58,7 +58,7 @@ fn a_child_does_not_keep_its_parents_memory() {
         other.kill().unwrap();
         other.wait().unwrap();
         eventually(|| free_memory() == before);
-        // Its child lives for three seconds more.
+        // The child process lives for three more seconds.
         assert!(begin.elapsed().as_millis() < 2500, "{:?}", begin.elapsed());
     });
 }
@@ -95,8 +95,8 @@ fn visible_devices_are_honoured() {
         ok(cuDeviceGetCount(&mut count));
         assert_eq!(count, 2);
         ok(alloc(64 * MIB).0);
-        // Ordinal 0 is the node's device 1. Another process, which sees the devices in order, finds
-        // the memory missing on that one.
+        // Ordinal 0 is the node's device 1. Another process, which sees the devices in the node's order, finds less
+        // free memory on device 1.
         if part().is_none() {
             let output = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "second_device_from_outside", "--nocapture", "--ignored"])
@@ -112,6 +112,6 @@ fn visible_devices_are_honoured() {
 #[ignore = "a part of visible_devices_are_honoured"]
 fn second_device_from_outside() {
     let _gpu = Gpu::open();
-    // Two contexts of 512 MiB, and what the other process allocated.
+    // Two contexts of 512 MiB each, and the other process's allocation.
     assert_eq!(free_memory(), 16 * GIB - GIB - 64 * MIB);
 }

@@ -1,5 +1,5 @@
-//! Memory that other objects keep in use: multicast objects, sparse arrays, external memory, green
-//! contexts.
+//! Memory that stays allocated because another object refers to it: multicast objects, sparse arrays, external memory,
+//! green contexts.
 
 use std::os::fd::IntoRawFd;
 
@@ -18,7 +18,7 @@ fn location() -> MemLocation {
     MemLocation { kind: 1, id: 0 }
 }
 
-/// Physical memory on device 0; `usage` 1 for sparse arrays.
+/// Allocates physical memory on device 0 (`cuMemCreate`). `usage` is 1 for tiles of sparse arrays.
 fn physical(usage: u8) -> u64 {
     let prop = AllocationProp {
         kind: 1,
@@ -57,7 +57,7 @@ fn what_is_bound_to_a_multicast_object_stays() {
         ok(cuMulticastUnbind(team, 0, 0, size));
         assert_eq!(cuMulticastUnbind(team, 0, 0, size), INVALID_VALUE);
         assert_eq!(free_memory(), before);
-        // By address. The end of the object releases it.
+        // Bound by address this time. Destroying the multicast object releases the memory.
         let memory = physical(0);
         ok(cuMemAddressReserve(&mut address, size, 0, 0, 0));
         ok(cuMemMap(address, size, 0, memory, 0));
@@ -122,7 +122,7 @@ fn what_is_mapped_into_a_sparse_array_stays() {
         ok(cuMemRelease(plain));
         ok(cuMemRelease(tiles));
         assert_eq!(before - free_memory(), SIZE);
-        // One of the two tiles is unmapped, then the other.
+        // Unmap one of the two tiles, then the other.
         (info.mem_operation_type, info.mem_handle) = (2, 0);
         info.subresource[5] = 128;
         ok(call(&info));
@@ -130,7 +130,7 @@ fn what_is_mapped_into_a_sparse_array_stays() {
         info.subresource[2] = 128;
         ok(call(&info));
         assert_eq!(free_memory(), before);
-        // The array's end releases them as well.
+        // Destroying the array releases its tiles, too.
         let tiles = physical(1);
         (info.mem_operation_type, info.mem_handle) = (1, tiles);
         ok(call(&info));
@@ -249,7 +249,7 @@ fn green_contexts_take_some_memory() {
         let mut found = null();
         ok(cuStreamGetGreenCtx(on, &mut found));
         assert_eq!(found, green);
-        // Modules belong to the primary context, and so does memory.
+        // Modules and memory belong to the primary context, not to the green context.
         gpu.launch(on, 10);
         ok(cuStreamSynchronize(on));
         ok(cuCtxSetCurrent(context));
@@ -261,7 +261,7 @@ fn green_contexts_take_some_memory() {
         ok(cuCtxSetCurrent(gpu.context));
         assert_eq!(before - free_memory(), 2 * MIB);
         ok(cuMemFree_v2(address));
-        // A green context keeps the primary context alive.
+        // A green context keeps the primary context alive after its release.
         ok(cuGreenCtxCreate(&mut green, desc, 0, GREEN_DEFAULT_STREAM));
         ok(cuDevicePrimaryCtxRelease_v2(0));
         assert_eq!(before - free_memory(), 8 * MIB);

@@ -1,8 +1,8 @@
-//! The library's exports, and the first bytes of the functions.
+//! The library's exports, and the first bytes of its functions.
 
 use crate::support::*;
 
-/// Names in the dynamic symbol table, read by hand.
+/// The names in the library's dynamic symbol table, parsed from the file.
 fn exported() -> Vec<String> {
     let bytes = std::fs::read(library()).unwrap();
     let u16_at = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()) as usize;

@@ -1,5 +1,5 @@
-//! Memory of one process that others use. It takes no further memory, and stays until all have let
-//! go.
+//! Memory that one process shares with others: it counts once, and stays allocated until the last process has released
+//! it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Child;
@@ -36,7 +36,7 @@ fn first_byte(address: u64) -> u8 {
     byte
 }
 
-/// Another process that opens something, prints a word, and continues with each byte that it
+/// Another process, which opens something, prints a word after each step, and takes the next step for each byte it
 /// receives.
 struct Other {
     child: Child,
@@ -50,7 +50,7 @@ impl Other {
         Self { child, lines }
     }
 
-    /// Waits until it prints `word`.
+    /// Waits until the process prints `word`.
     fn says(&mut self, word: &str) {
         let mut line = String::new();
         loop {
@@ -81,7 +81,7 @@ fn wait_for_go() {
     std::io::stdin().read_exact(&mut [0]).unwrap();
 }
 
-/// Lets a descriptor be inherited under its own number.
+/// Makes a descriptor inheritable, under the same number.
 fn inherit(descriptor: i32) {
     // SAFETY: clears a flag of a descriptor of this test.
     assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) }, 0);
@@ -141,7 +141,7 @@ fn ipc_memory_counts_once_and_until_all_let_go() {
         assert_eq!(before - free_memory(), CONTEXT);
         other.kill();
         eventually(|| free_memory() == before);
-        // Only memory of cuMemAlloc can be exported.
+        // Only memory from `cuMemAlloc` can be exported.
         ok(cuMemAllocAsync(&mut address, 4096, null()));
         assert_eq!(cuIpcGetMemHandle(&mut handle, address), INVALID_VALUE);
     });

@@ -1,4 +1,4 @@
-//! Streams that wait for values in host memory, and write them.
+//! Streams that wait for values in host memory and write values there (CUDA driver API, "Stream Memory Operations").
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -12,7 +12,7 @@ const AND: u32 = 2;
 const NOR: u32 = 3;
 const FLUSH: u32 = 1 << 30;
 
-/// A word of host memory that the device can see, and its address there.
+/// A word of host memory, and its device address.
 fn word() -> (&'static AtomicU32, u64) {
     let (mut host, mut device) = (null(), 0);
     ok(cuMemHostAlloc(&mut host, 4096, 2));
@@ -55,7 +55,7 @@ fn nothing_runs_before_the_store_and_everything_after_it() {
         let waited = microseconds(before, after);
         assert!(waited >= 9000.0, "{waited}");
         assert!((microseconds(after, end) - 100_000.0).abs() < 0.1);
-        // A value that is there already causes no wait.
+        // A value that is already there causes no wait.
         ok(cuStreamWaitValue32(on, address, 1, AT_LEAST));
         gpu.launch(on, 100);
         ok(cuStreamSynchronize(on));
@@ -86,7 +86,7 @@ fn an_idle_streams_kernel_is_measured_whatever_the_host_does() {
             ok(cuEventRecord(pairs[1].1, on));
             release();
             nap();
-            // The same with a busy stream.
+            // Repeat on a busy stream.
             gpu.launch(on, 20_000);
             ok(cuEventRecord(pairs[2].0, on));
             gpu.launch(on, 7);
@@ -123,7 +123,7 @@ fn other_streams_and_processes_go_on_meanwhile() {
         let output = start_part("other").wait_with_output().unwrap();
         assert!(String::from_utf8(output.stdout).unwrap().contains("done"));
         assert_eq!(cuStreamQuery(held), NOT_READY);
-        // The thread that waits sees what another one stores.
+        // A thread that waits in the driver notices another thread's store.
         let begin = Instant::now();
         let store = std::thread::spawn(|| {
             nap();
@@ -141,7 +141,7 @@ fn conditions_are_those_of_the_driver() {
         Gpu::open();
         let ((word, address), on) = (word(), stream());
         let rows: [(u32, u32, &[u32], u32); 4] = [
-            // Around the circle of 32-bit numbers.
+            // Compared modulo 2^32: the difference as a signed number.
             (AT_LEAST, 2, &[u32::MAX - 1, u32::MAX, 0, 1], 3),
             (EQUAL, 5, &[4, 6], 5),
             (AND, 6, &[0, 9], 2),
@@ -170,7 +170,7 @@ fn what_cannot_be_waited_for_is_refused() {
             ok(cuDeviceGetAttribute(&mut value, attribute, gpu.device));
             value
         };
-        // Of 32 and 64 bits, NOR included; no flush.
+        // Device attributes: 32-bit and 64-bit operations and NOR are supported, the flush is not.
         assert_eq!([92, 93, 94, 122, 123].map(supported), [1; 5]);
         assert_eq!(supported(98), 0);
         let mut outside = Box::new(0_u32);
@@ -199,7 +199,7 @@ fn what_cannot_be_waited_for_is_refused() {
         ] {
             assert_eq!(cuStreamWriteValue64_v2(on, address, 1, flags), code, "{address:x} {flags}");
         }
-        // Nothing of a batch is done if something of it is wrong.
+        // A batch with an invalid operation does nothing at all.
         let batch = [[2, address, 9, 0, 0, 0], [1, address + 2, 1, 0, 0, 0]];
         assert_eq!(cuStreamBatchMemOp_v2(on, 2, batch.as_ptr(), 0), INVALID_VALUE);
         assert_eq!(cuStreamBatchMemOp_v2(on, 1, batch.as_ptr(), 1), INVALID_VALUE);
@@ -208,7 +208,7 @@ fn what_cannot_be_waited_for_is_refused() {
         ok(cuStreamQuery(on));
         // SAFETY: memory of that size, which nothing frees.
         assert_eq!(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(SeqCst), 0);
-        // The capture itself goes on.
+        // The refused call does not invalidate the capture.
         let mut graph = null();
         ok(cuStreamBeginCapture_v2(on, 0));
         assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), NOT_SUPPORTED);
@@ -218,7 +218,7 @@ fn what_cannot_be_waited_for_is_refused() {
         let mut count = 0;
         ok(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count));
         assert_eq!(count, 1);
-        // Null in the `_ptsz` form is the thread's own stream.
+        // In the `_ptsz` form, the null stream is the thread's default stream.
         ok(cuStreamWaitValue32_v2_ptsz(null(), address, 1, AT_LEAST));
         assert_eq!(cuStreamQuery(2 as Ptr), NOT_READY);
         ok(cuStreamQuery(on));
@@ -244,7 +244,7 @@ fn a_device_may_not_have_these_operations() {
     });
 }
 
-/// Waits for a value without a call of the driver.
+/// Waits for a value without calling the driver.
 fn see(word: &AtomicU32, value: u32) {
     let begin = Instant::now();
     while word.load(SeqCst) != value {
@@ -270,7 +270,7 @@ fn stores_open_and_writes_appear_without_a_call() {
         assert_eq!(done.0.load(SeqCst), 0);
         see(done.0, 1);
         assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
-        // Of 64 bits, in a batch: what one writes ends the other's wait.
+        // 64-bit operations in a batch: one stream's write ends the other's wait.
         let other = stream();
         let high = 5 << 32;
         ok(cuStreamWaitValue64_v2(other, wide.1, high, EQUAL));
@@ -285,7 +285,7 @@ fn stores_open_and_writes_appear_without_a_call() {
         ok(cuStreamBatchMemOp_v2(on, 5, batch.as_ptr(), 0));
         see(begun.0, 2);
         see(done.0, 2);
-        // What a call has waited for is there when it returns.
+        // A value that a call has waited for is visible when the call returns.
         for value in 10..200 {
             gpu.launch(on, 5);
             ok(cuStreamWriteValue32_v2(on, done.1, value, 0));
@@ -321,7 +321,7 @@ fn another_process_opens_a_gate_in_shared_memory() {
     });
 }
 
-/// A word at the beginning of a file, which several processes map.
+/// A word at the beginning of a file that several processes map.
 fn page(path: &str) -> &'static AtomicU32 {
     use std::os::fd::AsRawFd;
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
@@ -364,7 +364,7 @@ fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
         word.store(1, SeqCst);
         // SAFETY: two words further on.
         see(unsafe { AtomicU32::from_ptr((address + 8) as *mut u32) }, 1);
-        // The process ends with a stream that is held and with a write under way.
+        // The process ends while one stream is held and another is writing.
         ok(cuStreamWaitValue32_v2(on, address, 7, AT_LEAST));
         let other = stream();
         gpu.launch(other, 5_000);
@@ -372,8 +372,8 @@ fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
     });
 }
 
-/// Holds `count` streams on their own thread, each with a kernel behind. How many of them have got
-/// it after a while; and then, opened, all of them finish.
+/// Holds `count` streams from one other thread, each with a kernel queued behind the wait. Returns for how many streams
+/// that thread's calls have returned after a while; then opens the streams and checks that all calls return.
 fn hold_streams(count: usize) -> usize {
     let gpu = Gpu::warm();
     let ((gate, address), context) = (word(), gpu.context as usize);
@@ -438,8 +438,8 @@ fn a_launch_into_a_full_queue_waits_for_a_store() {
     });
 }
 
-/// What a call does while a stream is held: how long it takes, and whether another thread's call
-/// returned meanwhile. The stream is opened after 100 ms.
+/// Makes a call while a stream is held for 100 ms. Returns whether the call took that long, and whether a call of
+/// another thread returned meanwhile.
 fn beside_a_held_stream(call: impl FnOnce(&Gpu, Ptr)) -> (bool, bool) {
     let gpu = Gpu::warm();
     let ((gate, address), on, free) = (word(), stream(), stream());
@@ -526,7 +526,7 @@ fn memory_and_streams_can_go_away_under_a_wait() {
         assert_eq!(cuStreamQuery(on), NOT_READY);
         let (word, address) = word();
         for value in 1..=2000 {
-            // More waits than a queue holds, each ended when the next one is queued.
+            // More waits than a queue holds, each of which ends when the next one is queued.
             ok(cuStreamWaitValue32_v2(free, address, value, AT_LEAST));
             word.store(value, SeqCst);
         }
@@ -542,7 +542,7 @@ fn memory_and_streams_can_go_away_under_a_wait() {
         ok(cuStreamSynchronize(other));
         ok(cuStreamWaitValue32_v2(other, address, 3000, AT_LEAST));
         ok(cuStreamDestroy_v2(on));
-        // A context ends when its streams' work is done.
+        // Destroying a context waits for the work of its streams.
         let begun = std::time::Instant::now();
         std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(30));

@@ -1,4 +1,4 @@
-//! Loads the built library and runs each test in a process of its own, over a node of its own.
+//! Loads the built library, and runs each test in its own process on its own node.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "the driver's own names and shapes")]
@@ -13,7 +13,7 @@ use driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
 
 use driver::cuda::{DevResource, HostFunction, IpcMemHandle, MemLocation, StreamCallback};
 
-/// Marks a process that runs one test's body.
+/// Set in the process that runs the body of one test.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";
 /// Names the part of a test that another process runs.
 const PART: &str = "FAKE_CUDA_TEST_PART";
@@ -35,13 +35,13 @@ pub(crate) const GIB: u64 = 1 << 30;
 
 pub(crate) type Ptr = *mut c_void;
 
-/// The library beside the test (tests are in `deps`).
+/// The path of the library: beside the test binary, which is in `deps`.
 pub(crate) fn library() -> PathBuf {
-    // The rules can also be checked against a real driver; the times cannot.
+    // The tests of behaviour also run with a real driver; the tests of time do not.
     std::env::var_os("SLUICE_TEST_LIBCUDA").map_or_else(|| built("libfake_cuda.so"), Into::into)
 }
 
-/// A library of this workspace, built for the tests.
+/// The path of a library of this workspace that cargo has built for the tests.
 pub(crate) fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let deps = own.parent().unwrap();
@@ -269,7 +269,7 @@ driver! {
 const PTX: &[u8] = b".version 8.0\n.target sm_70\n.address_size 64\n\
     .visible .entry spin(.param .u64 ns) { ret; }\n.visible .entry empty() { ret; }\n\0";
 
-/// A device with its primary context current, and the kernel.
+/// A device with its primary context current, and the loaded kernels.
 pub(crate) struct Gpu {
     pub(crate) device: i32,
     pub(crate) context: Ptr,
@@ -298,7 +298,7 @@ impl Gpu {
         Self { device, context, module, spin }
     }
 
-    /// The same with the kernel loaded: its first launch waits for streams that are held.
+    /// Like `open`, with the kernel loaded: its first launch would wait for streams that are held.
     pub(crate) fn warm() -> Self {
         let gpu = Self::open();
         gpu.launch(null(), 1);
@@ -357,14 +357,14 @@ pub(crate) fn free_memory() -> u64 {
     free as u64
 }
 
-/// The name, in the harness, of the test that contains a closure.
+/// The name, as the test harness spells it, of the test that contains a closure.
 fn test_of<Body>(_: &Body) -> &'static str {
     let path = std::any::type_name::<Body>();
     let within_crate = path.split_once("::").map_or(path, |(_, rest)| rest);
     within_crate.trim_end_matches("::{{closure}}")
 }
 
-/// Runs a test's body in its own process, over a fresh node with these variables.
+/// Runs a test's body in its own process, on a fresh node, with these environment variables.
 pub(crate) fn isolated<Body: FnOnce()>(variables: &[(&str, &str)], body: Body) {
     if std::env::var(BODY).is_ok() {
         // SAFETY: the default action of this alarm ends a body that hangs.
@@ -375,7 +375,7 @@ pub(crate) fn isolated<Body: FnOnce()>(variables: &[(&str, &str)], body: Body) {
     let test = test_of(&body);
     let directory = tempfile::tempdir_in(memory_directory()).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // Variables that the caller has set for its own programs are not for this one.
+    // Remove the variables that the caller has set for other programs.
     for (name, _) in std::env::vars_os() {
         if ["SLUICE_FAKE", "CUDA_", "LD_PRELOAD"].iter().any(|own| starts_with(&name, own)) {
             command.env_remove(&name);
@@ -409,7 +409,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Starts another process on the same node, which runs `part` of the same test.
+/// Starts another process on this node that runs `part` of the current test.
 pub(crate) fn start_part(part: &str) -> Child {
     let test = std::env::var(BODY).unwrap();
     Command::new(std::env::current_exe().unwrap())
@@ -421,12 +421,12 @@ pub(crate) fn start_part(part: &str) -> Child {
         .unwrap()
 }
 
-/// The part that this process runs; `None` in the main process.
+/// The part that this process runs; `None` in the test's main process.
 pub(crate) fn part() -> Option<String> {
     std::env::var(PART).ok()
 }
 
-/// Waits until something holds; fails after ten seconds.
+/// Waits until the condition holds, at most ten seconds. Returns how long it took.
 #[track_caller]
 pub(crate) fn eventually(mut condition: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Tests that compare the simulated device's time with the machine's.
+//! Tests that compare the simulated device's time with the clock.
 
 mod time;
 mod words;

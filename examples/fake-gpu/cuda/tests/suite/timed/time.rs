@@ -1,4 +1,4 @@
-//! Time: kernels occupy the device for exactly as long as they state.
+//! Time: a kernel occupies the device for exactly the time it asks for.
 
 use std::ffi::c_void;
 use std::io::Read;
@@ -13,7 +13,7 @@ fn elapsed(start: Ptr, end: Ptr) -> f32 {
     ms
 }
 
-/// Measures work on a stream that is already busy, by events: exact even if this machine is slow.
+/// Measures work by events, on a stream that is already busy: exact even on a slow machine.
 fn measured(on: Ptr, gpu: &Gpu, work: impl FnOnce()) -> f32 {
     let (start, end) = (event(), event());
     gpu.launch(on, 200_000);
@@ -77,14 +77,14 @@ fn every_way_to_launch() {
             ok(cuLaunchKernel(gpu.spin, 1, 1, 1, 1, 1, 1, 0, on, no_extra, extra));
         });
         assert_eq!(packed, 3.0);
-        // The launches of CUDA 2, on the legacy stream.
+        // The launch functions of CUDA 2, on the legacy stream.
         ok(cuFuncSetBlockShape(gpu.spin, 32, 1, 1));
         ok(cuParamSetSize(gpu.spin, 8));
         ok(cuParamSetv(gpu.spin, 0, &ns, 8));
         let old = measured(null(), &gpu, || ok(cuLaunchGrid(gpu.spin, 2, 2)));
         assert_eq!(old, 3.0);
-        // A null stream in a `_ptsz` function is this thread's own, not the legacy stream, but
-        // ordered with it.
+        // In a `_ptsz` function, the null stream is the thread's default stream instead of the legacy stream. The two
+        // are ordered with each other.
         gpu.launch(null(), 50_000);
         let mut params = [(&raw mut ns).cast::<c_void>()];
         let params = params.as_mut_ptr();
@@ -183,8 +183,8 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
         if part().is_some() {
             let gpu = Gpu::open();
             let (on, start, end) = (stream(), event(), event());
-            // Long enough that the two overlap even if one starts late. Both measure the middle
-            // part, in which both are there.
+            // Long enough to overlap even if one process starts late. Each measures the middle part, while both are
+            // running.
             gpu.launch(on, 1);
             ok(cuStreamSynchronize(on));
             println!("ready");
@@ -215,8 +215,8 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
                 (words.next().unwrap(), words.next().unwrap())
             })
             .collect();
-        // Each has 500 ms of work. While both are there, each gets 2.0 of every 4.4 ms. The first
-        // is alone for as long as the other starts later.
+        // Each process has 500 ms of work. While both run, each gets 2.0 ms of every 4.4 ms. The first runs alone for
+        // as long as the other starts later.
         let apart = (figures[0].1 - figures[1].1).abs();
         assert!(apart < 400.0, "{figures:?}");
         let expected = 500.0 * 2.2 - 1.2 * apart;
@@ -261,7 +261,7 @@ fn death_frees_the_device_and_the_memory() {
             let on = stream();
             gpu.launch(on, 1000);
             ok(cuStreamSynchronize(on));
-            // Its kernel would have gone on for a minute.
+            // The killed process's kernel would have run for a minute.
             assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
             child.wait().unwrap();
         }

@@ -1,4 +1,4 @@
-//! How soon a store is seen, and what looking for it costs.
+//! How soon the driver notices a value stored in host memory, and how much processor time its polling costs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::*;
 
-/// Two words of host memory, and the first one's address.
+/// Two words of host memory, and the address of the first.
 fn words() -> (&'static AtomicU32, &'static AtomicU32, u64) {
     let mut host = null();
     ok(cuMemHostAlloc(&mut host, 4096, 0));
@@ -18,7 +18,7 @@ fn words() -> (&'static AtomicU32, &'static AtomicU32, u64) {
     }
 }
 
-/// Processor time of this process.
+/// Processor time that this process has used.
 fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the result.
@@ -26,11 +26,11 @@ fn used() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// How often the driver looks at words in which nothing has changed for a while.
+/// The driver's polling interval for words that have not changed for a while.
 const LOOK: Duration = Duration::from_micros(95);
 
-/// A thread that does no more than what the driver has to do: it looks as often, and answers in a word of its own. What
-/// it takes on this machine is what the driver is compared with.
+/// A thread that only polls: at the driver's interval, and answers in a word of its own. The tests compare the driver
+/// with what this thread takes on the same machine.
 struct Plain {
     gate: Arc<AtomicU32>,
     done: Arc<AtomicU32>,
@@ -60,7 +60,7 @@ impl Plain {
     }
 }
 
-/// Stores a number and waits for it as the answer.
+/// Stores `number` and waits until the other side has copied it. Returns the time between.
 fn answered(gate: &AtomicU32, done: &AtomicU32, number: u32) -> Duration {
     let begin = Instant::now();
     gate.store(number, SeqCst);
@@ -94,7 +94,7 @@ fn a_store_is_seen_and_a_write_appears_soon() {
     });
 }
 
-/// The part of a core that was used, in all of these times together.
+/// The fraction of a core used, as the average of all rounds.
 fn cost(times: &[Duration]) -> f64 {
     times.iter().sum::<Duration>().as_secs_f64() / (WHILE.as_secs_f64() * ROUNDS as f64)
 }
@@ -119,7 +119,7 @@ fn looking_costs_little_while_held_and_nothing_otherwise() {
             took
         };
         let (mut held, mut plain, mut idle, mut busy) = (vec![], vec![], vec![], vec![]);
-        // In turns: the machine's speed changes.
+        // Alternate the cases: the machine's speed changes over time.
         for round in 1..=ROUNDS as u32 {
             plain.push(plainly());
             for number in 1..=100 {
@@ -131,7 +131,7 @@ fn looking_costs_little_while_held_and_nothing_otherwise() {
             gate.store(round, SeqCst);
             eventually(|| done.load(SeqCst) == 100 * round + 100);
             idle.push(in_a_while());
-            // A long kernel with a write behind it needs no looking.
+            // While a long kernel runs, the write behind it needs no polling.
             gpu.launch(on, 300_000);
             ok(cuStreamWriteValue32_v2(on, address + 64, 0, 0));
             busy.push(in_a_while());
