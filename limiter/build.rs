@@ -1,6 +1,6 @@
-//! Links the library so that nothing unloads it: functions of the driver jump into it, and a signal
-//! handler is in it. With frida-gum built in, nothing may be left undefined: the linker would take an incomplete devkit, and
-//! every program that the library is preloaded into would end.
+//! Links the library so that it is never unloaded (`-z nodelete`): patched driver functions jump into it, and it holds
+//! a signal handler. With frida-gum, undefined symbols are errors (`-z defs`): otherwise an incomplete devkit would
+//! link, and every process that preloads the library would end.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Where the linker finds frida-gum's devkit: in the folder that `FRIDA_GUM_DEVKIT` names.
+//! Tells the linker where frida-gum's devkit is: in the folder that `FRIDA_GUM_DEVKIT` names.
 
 use std::path::Path;
 

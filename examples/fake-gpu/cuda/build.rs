@@ -1,5 +1,5 @@
-//! Gives the library the real driver's soname. What it uses of itself is its own, whoever exports the same names, and
-//! without a lookup: a name that is taken out of the file (`fake_node::older`) is then missed by nobody in it.
+//! Gives the library the real driver's soname, and binds its calls of its own exported functions to itself
+//! (`-Bsymbolic`): another library may export the same names, and `fake_node::older` removes names from the file.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Gives the library the real one's soname.
+//! Gives the library the soname of the real NVML.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
