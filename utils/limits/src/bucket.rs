@@ -1,23 +1,23 @@
-//! The arithmetic of a time quota: a bucket that passing time fills and holding a device empties.
+//! Time quotas as token buckets: passing time fills a bucket, holding the device empties it. Used by the session's
+//! ledger and the daemon's scheduler.
 //!
-//! All times are in nanoseconds of one monotonic clock, passed in by the caller. Shares are in
-//! millionths of wall time ([`PPM_ONE`] = 100 %). Sums are exact: what is earned between two
-//! moments does not depend on how often the bucket was settled in between. So an account does not
-//! drift.
+//! All times are in nanoseconds of one monotonic clock, passed in by the caller. Shares are in millionths of wall time
+//! ([`PPM_ONE`] = 100 %). Sums are exact: earnings between two moments do not depend on how often the bucket was
+//! settled in between, so an account does not drift.
 
 use crate::units::PPM_ONE;
 
-/// The deepest debt that an account keeps: 10 s. More is forgiven, so that an endless kernel does
-/// not lock a session out for as long as it ran.
+/// The deepest debt that an account keeps: 10 s. More is forgiven, so that an endless kernel does not lock a session
+/// out for as long as it ran.
 pub const DEEPEST_DEBT_NS: i64 = -10_000_000_000;
 
-/// For how long a session may still hold a device, as of a moment. It is plain data: a caller that
-/// shares it between threads or processes may store the two words itself.
+/// A session's time account on a device. Plain data: a caller that shares it between threads or processes may store the
+/// two words itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// Time left to hold the device. Negative: use that has to be earned back first.
+    /// Time left to hold the device. Negative: time that must be earned back first.
     pub balance_ns: i64,
-    /// The moment up to which earnings and use are counted.
+    /// Moment up to which earnings and use are counted.
     pub settled_at_ns: u64,
 }
 
@@ -27,12 +27,11 @@ impl Bucket {
         Self { balance_ns: 0, settled_at_ns: now_ns }
     }
 
-    /// Brings the account up to `now_ns`. Adds the share of the time that has passed. If the device
-    /// was held all that time (`holding`), subtracts that time. The balance stays between
-    /// [`DEEPEST_DEBT_NS`] and `burst_ns`. A `now_ns` in the past changes nothing.
+    /// Settles the account up to `now_ns`: adds the share of the elapsed time, and subtracts that time if the device
+    /// was held throughout (`holding`). The balance stays between [`DEEPEST_DEBT_NS`] and `burst_ns`. A `now_ns` in the
+    /// past changes nothing.
     ///
-    /// To be called whenever `share_ppm` or `holding` changes, with the value that was in force
-    /// *until* then.
+    /// Call whenever `share_ppm` or `holding` changes, with the value in force *until* then.
     pub fn settle(&mut self, now_ns: u64, share_ppm: u32, burst_ns: u64, holding: bool) {
         if now_ns <= self.settled_at_ns {
             return;
@@ -54,14 +53,14 @@ impl Bucket {
         self.balance_ns = self.balance_ns.saturating_sub(saturate(ns)).max(DEEPEST_DEBT_NS);
     }
 
-    /// Subtracts `ns` from what is saved up, and makes no debt.
+    /// Subtracts `ns` from the saved time, without making a debt.
     pub fn spend(&mut self, ns: u64) {
         let saved = self.balance_ns.max(0);
         self.balance_ns -= saved.min(saturate(ns));
     }
 
-    /// For how long the device can be held from now until the balance is used up, counting what is
-    /// earned meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
+    /// How long the device can be held from now until the balance is used up, including earnings meanwhile. `None`: the
+    /// balance is not positive. With a share of 100 % it never runs out (`u64::MAX`).
     pub fn lease_length(&self, share_ppm: u32) -> Option<u64> {
         let balance = u64::try_from(self.balance_ns).ok().filter(|&ns| ns > 0)?;
         let drain_ppm = u64::from(PPM_ONE.saturating_sub(share_ppm));
@@ -71,9 +70,8 @@ impl Bucket {
         Some(narrow(u128::from(balance) * u128::from(PPM_ONE) / u128::from(drain_ppm)))
     }
 
-    /// How long it takes for the balance to reach `balance_ns` if the device is not held.
-    /// `Some(0)`: it is reached already. `None`: never, because the share is zero. Whether the
-    /// burst allows such a balance is not checked.
+    /// How long until the balance reaches `balance_ns` if the device is not held. `Some(0)`: it already has. `None`:
+    /// never, because the share is zero. Does not check whether the burst allows such a balance.
     pub fn ready_in(&self, balance_ns: u64, share_ppm: u32) -> Option<u64> {
         let missing = i128::from(balance_ns) - i128::from(self.balance_ns);
         let Some(missing) = u128::try_from(missing).ok().filter(|&ns| ns > 0) else {
@@ -83,28 +81,28 @@ impl Bucket {
         let millionths = missing.saturating_mul(u128::from(PPM_ONE));
         match (share, u64::try_from(millionths)) {
             (0, _) => None,
-            // Nearly always: a division of 64 bits is several times as fast.
+            // Nearly always: a 64-bit division is several times as fast.
             (share, Ok(millionths)) => Some(millionths.div_ceil(u64::from(share))),
             (share, Err(_)) => Some(narrow(millionths.div_ceil(u128::from(share)))),
         }
     }
 }
 
-/// The balance that is enough to hold the device for `length_ns`, counting what is earned
-/// meanwhile: the inverse of [`Bucket::lease_length`], rounded up.
+/// The balance needed to hold the device for `length_ns`, including earnings meanwhile: the inverse of
+/// [`Bucket::lease_length`], rounded up.
 pub fn balance_for(length_ns: u64, share_ppm: u32) -> u64 {
     let (drain, whole) = (u64::from(PPM_ONE.saturating_sub(share_ppm)), u64::from(PPM_ONE));
     // Equal to length * drain / PPM_ONE, rounded up, without the intermediate overflow.
     length_ns / whole * drain + (length_ns % whole * drain).div_ceil(whole)
 }
 
-/// What a share earns in `length_ns`, rounded down.
+/// Earnings of a share in `length_ns`, rounded down.
 pub fn earned(length_ns: u64, share_ppm: u32) -> u64 {
     earned_since_start(length_ns, share_ppm)
 }
 
-/// Time earned since the clock's start, rounded down. Settling uses differences of it and so is
-/// exact: the next settlement undoes the rounding of this one.
+/// Earnings since the clock's start, rounded down. Settling uses differences of this, which makes it exact: the next
+/// settlement undoes the rounding of the previous one.
 fn earned_since_start(now_ns: u64, share_ppm: u32) -> u64 {
     let (share, whole) = (u64::from(share_ppm.min(PPM_ONE)), u64::from(PPM_ONE));
     // Equal to now * share / PPM_ONE without the intermediate overflow.
@@ -170,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// However often the account is settled, the sum is the same to the nanosecond.
+        /// The sum does not depend on how often the account is settled, to the nanosecond.
         #[test]
         fn no_drift(
             start in 0u64..u64::MAX / 2,
@@ -190,7 +188,7 @@ mod tests {
             prop_assert_eq!(i128::from(bucket.balance_ns), exact);
         }
 
-        /// No value of any argument overflows or leaves the bounds.
+        /// No argument causes an overflow or leaves the bounds.
         #[test]
         fn bounds_hold_for_all_values(
             balance in any::<i64>(), at in any::<u64>(), now in any::<u64>(),
@@ -207,8 +205,7 @@ mod tests {
             let _ = (balance_for(now, share), earned(now, share));
         }
 
-        /// After the time of `ready_in` the balance is reached; earlier by one grain of the share,
-        /// it is not.
+        /// The balance is reached after `ready_in`, and not one grain of the share earlier.
         #[test]
         fn ready_in_is_sufficient_and_not_late(
             balance in -1_000_000_000i64..1_000_000, want in 0u64..100_000_000,
@@ -227,7 +224,7 @@ mod tests {
             }
         }
 
-        /// Holding for the lease's length uses up the balance; only rounding is overdrawn.
+        /// Holding for the lease's length uses up the balance, overdrawn by rounding at most.
         #[test]
         fn a_lease_uses_up_the_balance(
             balance in 1i64..1_000_000_000, at in 0u64..u64::MAX / 4, share in 0u32..PPM_ONE,

@@ -1,4 +1,4 @@
-//! The limit of a device's time.
+//! The compute limit: a session's limit of a device's time. Part of [`Limits`](crate::Limits).
 
 use core::fmt;
 
@@ -7,22 +7,21 @@ use serde::{Deserialize, Serialize};
 use crate::units::{MAX_WEIGHT, PPM_ONE, Percent};
 use crate::{Policy, Priority};
 
-/// What a session may take of one device's time.
+/// A session's limit of one device's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ComputeLimit {
-    /// Share of the device's time, in millionths (250_000 = 25 %). Without meaning under
-    /// [`Policy::None`].
+    /// Share of the device's time, in millionths (250_000 = 25 %). Meaningless under [`Policy::None`].
     pub share_ppm: u32,
-    /// How the share is meant.
+    /// What the share means.
     pub policy: Policy,
-    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: no such bound.
-    /// A value below the share counts as the share.
+    /// Under [`Policy::Balance`]: the burst limit, in millionths; `None`: no burst limit. A value below the share
+    /// counts as the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_ppm: Option<u32>,
-    /// [`Policy::Balance`]: the part of spare time in relation to other sessions'; at least 1.
+    /// Under [`Policy::Balance`]: weight for dividing idle time among sessions; at least 1.
     #[serde(default = "one")]
     pub weight: u32,
-    /// Whether others come first.
+    /// Whether sessions of high priority come first.
     #[serde(default)]
     pub priority: Priority,
 }
@@ -31,15 +30,15 @@ const fn one() -> u32 {
     1
 }
 
-/// An impossible value of a [`ComputeLimit`].
+/// A value of a [`ComputeLimit`] is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {value}: expected 1 to {most}")]
 pub struct OutOfRange {
-    /// The field, as messages name it.
+    /// Name of the field in messages.
     pub field: &'static str,
     /// Its value.
     pub value: u32,
-    /// The largest value that is accepted.
+    /// Largest accepted value.
     pub most: u32,
 }
 
@@ -54,22 +53,22 @@ impl ComputeLimit {
         Self { share_ppm, policy, soft_ppm: None, weight: 1, priority }
     }
 
-    /// A guaranteed share, with spare time on top of it.
+    /// A guaranteed share, plus idle time.
     #[must_use]
     pub const fn balance(share_ppm: u32, weight: u32) -> Self {
         Self { policy: Policy::Balance, weight, ..Self::fixed(share_ppm) }
     }
 
-    /// Whether it limits anything.
+    /// Whether there is a limit.
     #[must_use]
     pub fn is_limit(&self) -> bool {
         self.policy != Policy::None
     }
 
-    /// Checks that every value is in its range. Without a limit, the share is not checked.
+    /// Checks that every value is in range. Without a limit, the share is not checked.
     ///
     /// # Errors
-    /// The first field that is out of its range.
+    /// The first field that is out of range.
     pub fn check(&self) -> Result<(), OutOfRange> {
         let share = self.is_limit().then_some(("share_ppm", self.share_ppm, PPM_ONE));
         let soft = self.soft_ppm.map(|soft| ("soft_ppm", soft, PPM_ONE));
@@ -84,7 +83,7 @@ impl ComputeLimit {
         }
     }
 
-    /// The nearest limit whose values are all in their ranges.
+    /// The nearest limit with all values in range.
     #[must_use]
     pub fn in_range(self) -> Self {
         Self {
@@ -95,8 +94,7 @@ impl ComputeLimit {
         }
     }
 
-    /// The share that is given whenever it is wanted. A session of low priority is guaranteed at
-    /// most `floor_ppm`.
+    /// The guaranteed share. A session of low priority is guaranteed at most `floor_ppm`, in millionths.
     #[must_use]
     pub fn guaranteed_ppm(&self, floor_ppm: u32) -> u32 {
         let share = self.share_ppm.min(PPM_ONE);
@@ -106,19 +104,19 @@ impl ComputeLimit {
         }
     }
 
-    /// The share that guaranteed and spare time together do not exceed.
+    /// The share that guaranteed and idle time together do not exceed; `None`: no bound.
     #[must_use]
     pub fn ceiling_ppm(&self) -> Option<u32> {
         let share = self.share_ppm.min(PPM_ONE);
         match (self.policy, self.priority) {
             (Policy::Balance, _) => self.soft_ppm.map(|soft| soft.clamp(share, PPM_ONE)),
             (Policy::Fixed | Policy::None, Priority::Low) => Some(share),
-            // Its guaranteed time is all that it gets, and is bounded by itself.
+            // Such a session gets only guaranteed time, which needs no further bound.
             (Policy::Fixed | Policy::None, Priority::High) => None,
         }
     }
 
-    /// Whether it may have more than what is guaranteed.
+    /// Whether the session may use more than its guaranteed share.
     #[must_use]
     pub fn takes_spare(&self) -> bool {
         self.policy == Policy::Balance || self.priority == Priority::Low
@@ -126,7 +124,7 @@ impl ComputeLimit {
 }
 
 impl fmt::Display for ComputeLimit {
-    /// As in `30% guaranteed, at most 60%, weight 30`.
+    /// For example `30% guaranteed, at most 60%, weight 30`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let share = Percent(self.share_ppm);
         match self.policy {
@@ -192,7 +190,7 @@ mod tests {
             if any.check().is_ok() {
                 prop_assert_eq!(near, any);
             }
-            // What the arithmetic of shares relies on also holds for unchecked values.
+            // Bounds that the arithmetic of shares relies on, also for unchecked values.
             prop_assert!(any.guaranteed_ppm(floor) <= PPM_ONE);
             let least = any.guaranteed_ppm(floor);
             let bounds = least..=PPM_ONE;

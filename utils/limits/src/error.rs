@@ -1,13 +1,13 @@
-//! Requests that are impossible or contradictory.
+//! Errors of a [`Request`](crate::Request): impossible or contradictory settings.
 
 use crate::named::{Name, Named};
 use crate::units::{Amount, Percent, Size};
 
-/// A setting that is impossible, by itself or with the others. The message has the names that the
-/// user used, and says what would be accepted.
+/// A setting is impossible by itself or together with others. The message uses the user's names of the settings, and
+/// says what would be accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A setting that needs a share, without a share.
+    /// The setting needs a compute share, and none is set.
     #[error("{name} needs {share}, the guaranteed compute share")]
     NeedsShare {
         /// The setting.
@@ -15,7 +15,7 @@ pub enum RequestError {
         /// The setting that would set a share.
         share: &'static str,
     },
-    /// Settings for a policy that enforces nothing.
+    /// Settings without effect under policy `none`.
     #[error(
         "{policy} removes the compute limit, so these would have no effect; leave them out: {}",
         others.join(", ")
@@ -26,7 +26,7 @@ pub enum RequestError {
         /// The settings.
         others: Vec<Name>,
     },
-    /// A burst limit under a policy that gives no idle time.
+    /// A burst limit under a policy without idle time.
     #[error("{soft} limits idle time, and {policy} gives none; set only one of them")]
     SoftUnderFixed {
         /// The burst limit.
@@ -34,12 +34,12 @@ pub enum RequestError {
         /// The policy.
         policy: Name,
     },
-    /// A part of spare time under a policy that gives none.
+    /// A weight under a policy without idle time.
     #[error("{weight} divides idle time, so it needs {balance}")]
     WeightWithoutBalance {
         /// The weight.
         weight: Name,
-        /// The setting that would give spare time.
+        /// The setting that would grant idle time.
         balance: &'static str,
     },
     /// The burst limit is less than the guaranteed share.
@@ -56,7 +56,7 @@ pub enum RequestError {
     /// A real part without a memory limit.
     #[error("{real} is part of a memory limit, and none is set; set {memory} too")]
     RealWithoutLimit {
-        /// The part.
+        /// The setting of the part.
         real: Name,
         /// The setting that would set a limit.
         memory: &'static str,
@@ -69,7 +69,7 @@ pub enum RequestError {
         /// The limit, in bytes.
         limit: Named<u64>,
     },
-    /// A percentage of a device that is less than a byte.
+    /// A percentage of a device that amounts to less than a byte.
     #[error("{name}: {amount} of {device} is 0 bytes; expected more")]
     Nothing {
         /// The setting.
@@ -79,30 +79,30 @@ pub enum RequestError {
         /// The device.
         device: String,
     },
-    /// A part of a device whose size is not known.
+    /// A part of a device whose size is unknown.
     #[error(
         "{name}: {what} needs the size of {device}, which is unknown; expected a size in bytes"
     )]
     UnknownSize {
         /// The setting.
         name: Name,
-        /// Its value.
+        /// The setting's value.
         what: String,
         /// The device.
         device: String,
     },
-    /// More memory than the device has, which would be no limit.
+    /// The limit exceeds the device's memory, so it would limit nothing.
     #[error(
         "{} {} is more than {device} has, {}{}",
         asked.name, Size(asked.value), Size::in_mib(*total),
         host.map_or(String::new(), |real| format!("; with {real} the rest is placed on the host"))
     )]
     AboveDevice {
-        /// What is asked for, in bytes.
+        /// The requested limit, in bytes.
         asked: Named<u64>,
         /// The device.
         device: String,
-        /// What it has, in bytes.
+        /// The device's memory, in bytes.
         total: u64,
         /// The setting that would place the rest on the host.
         host: Option<&'static str>,

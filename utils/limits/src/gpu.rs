@@ -1,9 +1,8 @@
-//! The identity of a GPU.
+//! GPU identity by UUID.
 //!
-//! Only a GPU's UUID is the same in every process and container. NVML prints it as
-//! `GPU-3430f778-7a25-704c-9090-8b0bb2478114`, or as `MIG-…` for a slice of a GPU. Both are
-//! accepted everywhere, in any case, and written as NVML writes them. An index depends on which
-//! program counts.
+//! Only a GPU's UUID is the same in every process and container; an index depends on which program counts. NVML prints
+//! a UUID as `GPU-3430f778-7a25-704c-9090-8b0bb2478114`, or as `MIG-…` for a MIG instance. Both are accepted
+//! everywhere, in any case, and written as NVML writes them.
 
 use std::borrow::Cow;
 
@@ -16,22 +15,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::units::parse_whole;
 
-/// How many characters of an invalid text an error shows.
+/// Characters of an invalid text that an error shows.
 const SHOWN: usize = 80;
-/// How the UUIDs of simulated devices begin.
+/// First bytes of simulated devices' UUIDs.
 const SIMULATED: [u8; 8] = [0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0];
 
 /// A GPU's UUID (`cuDeviceGetUuid`, `nvmlDeviceGetUUID`).
 ///
-/// Its 128 bits identify the GPU. The prefix says what kind of device it is, and is kept for
-/// display only: CUDA returns the bits without it.
+/// The 128 bits identify the GPU. The prefix tells the kind of device and is only kept for display: CUDA returns the
+/// bits without it.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuId {
     kind: Kind,
     bytes: [u8; 16],
 }
 
-/// What kind of device a UUID is of.
+/// The kind of device, from a UUID's prefix.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Gpu,
@@ -48,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The kind, and what follows its prefix.
+    /// Splits a text into kind and remainder.
     fn split(text: &str) -> Option<(Self, &str)> {
         let (prefix, rest) = text.split_at_checked(4)?;
         let kind = Self::ALL.into_iter().find(|kind| prefix.eq_ignore_ascii_case(kind.prefix()))?;
@@ -56,7 +55,7 @@ impl Kind {
     }
 }
 
-/// A text that is not the UUID of a GPU.
+/// The text is not a GPU's UUID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a GPU; expected a UUID as NVML prints it, such as GPU-3430f778-7a25-704c-9090-8b0bb2478114 or \
@@ -65,25 +64,25 @@ impl Kind {
 pub struct GpuIdError(pub String);
 
 impl GpuId {
-    /// From its 16 bytes.
+    /// From 16 bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self { kind: Kind::Gpu, bytes }
     }
 
-    /// Its 16 bytes.
+    /// The UUID's 16 bytes.
     #[must_use]
     pub const fn bytes(&self) -> [u8; 16] {
         self.bytes
     }
 
-    /// Whether it is of the simulated GPU, which NVIDIA's kernel module knows nothing of.
+    /// Whether the UUID is a simulated GPU's, which NVIDIA's kernel module does not know.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.bytes.starts_with(&SIMULATED)
     }
 
-    /// What follows the prefix.
+    /// The text after the prefix.
     fn digits(&self) -> String {
         self.to_string().split_off(self.kind.prefix().len())
     }
@@ -118,7 +117,7 @@ impl Ord for GpuId {
 impl FromStr for GpuId {
     type Err = GpuIdError;
 
-    /// Reads NVML's form, in any case.
+    /// Parses NVML's form, in any case.
     fn from_str(text: &str) -> Result<Self, GpuIdError> {
         let invalid = || GpuIdError(text.chars().take(SHOWN).collect());
         let (kind, digits) = Kind::split(text).ok_or_else(invalid)?;
@@ -166,16 +165,16 @@ impl<'de> Deserialize<'de> for GpuId {
     }
 }
 
-/// A GPU as the key of a setting: by UUID or by index.
+/// The GPU in the key of a setting: UUID or index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuKey {
-    /// The GPU of that UUID.
+    /// The GPU with this UUID.
     Id(GpuId),
-    /// The GPU with this number; the caller knows how they are counted.
+    /// The GPU with this index; the caller knows who counts.
     Index(u32),
 }
 
-/// A text that is neither a UUID nor an index.
+/// The text is neither a UUID nor an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("neither a GPU UUID nor a device index")]
 pub struct GpuKeyError;
@@ -198,11 +197,10 @@ impl fmt::Display for GpuKey {
     }
 }
 
-/// A user's choice among the present GPUs: by index, by UUID, or by the beginning of a UUID, as
-/// `CUDA_VISIBLE_DEVICES` takes it.
+/// A user's choice of a GPU: an index, a UUID, or the beginning of a UUID, as in `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuChoice {
-    /// The GPU with this number.
+    /// The GPU with this index.
     Index(u32),
     /// GPUs whose UUID begins with these digits.
     Beginning(String),
@@ -232,7 +230,7 @@ impl From<GpuId> for GpuChoice {
 }
 
 impl GpuChoice {
-    /// Whether this GPU is, or can be, the chosen one.
+    /// Whether the choice matches this GPU.
     #[must_use]
     pub fn fits(&self, index: Option<u32>, id: &GpuId) -> bool {
         match self {
@@ -257,7 +255,7 @@ mod tests {
         assert_eq!(id.bytes()[0], 0x34);
         let slice: GpuId = TEXT.replace("GPU", "mig").parse().unwrap();
         assert_eq!(slice.to_string(), TEXT.replace("GPU", "MIG"));
-        // The bits identify it.
+        // Only the bits identify a GPU.
         assert_eq!(slice, id);
     }
 

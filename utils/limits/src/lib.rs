@@ -1,18 +1,17 @@
-//! What a session may take of a GPU. This crate has no I/O.
+//! Limits of a session on a GPU: types, validation and arithmetic, used by all other crates. No I/O.
 //!
-//! * [`Limits`]: what a session may take of one device, with no value left open: its [`memory`] and
-//!   its [`compute`] time
-//! * [`request`]: what a user asks for, with the name of each setting; how it is checked and merged
-//!   with the present limits
-//! * [`policy`]: what a compute share means, and which sessions make room for others
-//! * [`units`]: sizes, percentages and weights, as users write them
-//! * [`gpu`]: the identity of a GPU
-//! * [`shown`]: text that others have chosen, for a terminal
-//! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
-//! * [`recent`]: how much of a device's time was used in the last seconds
-//! * [`turns`]: how a device's time is dealt out, for the daemon and for a session's own account
-//! * [`session_name`]: the names of sessions' folders, and what of them may be printed
-//! * [`mod@env`]: the environment variables by which the parts find each other
+//! * [`Limits`]: a session's limits on one device, fully determined: [`memory`] and [`compute`]
+//! * [`request`]: the limits that a user asks for, with the name of each setting; checked, and merged with the present
+//!   limits
+//! * [`policy`]: the meaning of a compute share, and priorities
+//! * [`units`]: sizes, percentages and weights as users write them
+//! * [`gpu`]: GPU identity
+//! * [`shown`]: untrusted text, escaped for terminal and log
+//! * [`bucket`]: token buckets for device time, used by ledger and scheduler
+//! * [`recent`]: device time used in the last seconds
+//! * [`turns`]: lengths of turns and rounds, for the daemon and for a session's own account
+//! * [`session_name`]: names of sessions' directories, without their secret part
+//! * [`mod@env`]: environment variables that connect the parts
 
 #![forbid(unsafe_code)]
 
@@ -40,10 +39,10 @@ pub use policy::{Policy, Priority};
 pub use request::Request;
 pub use shown::Shown;
 
-/// What a session may take of one device.
+/// A session's limits on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// Memory; `None`: all that the device has.
+    /// Memory; `None`: no limit.
     pub memory: Option<MemoryLimit>,
     /// Time.
     pub compute: ComputeLimit,
@@ -53,7 +52,7 @@ impl Limits {
     /// No limit at all.
     pub const NONE: Self = Self { memory: None, compute: ComputeLimit::NONE };
 
-    /// Whether there is any limit.
+    /// Whether there is a limit.
     #[must_use]
     pub fn limits_anything(&self) -> bool {
         self.memory.is_some() || self.compute.is_limit()

@@ -1,27 +1,27 @@
-//! The limit of a device's memory.
+//! The memory limit: a session's limit of a device's memory. Part of [`Limits`](crate::Limits).
 
 use core::fmt;
 
 use crate::units::{Amount, PPM_ONE, Size};
 
-/// What a session may take of one device's memory, in bytes.
+/// A session's limit of one device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryLimit {
-    /// All that it may have.
+    /// The total limit.
     pub limit: u64,
-    /// How much of it may be on the device, if that is set; the rest is placed on the host. It may
-    /// be more than the limit: then it is kept for when the limit grows.
+    /// The part of the limit that may be on the device; `None`: all of it. The rest is placed on the host. A value
+    /// above the limit is kept for when the limit grows.
     pub real: Option<u64>,
 }
 
 impl MemoryLimit {
-    /// A limit, all of which may be on the device.
+    /// A limit without a part on the host.
     #[must_use]
     pub const fn new(limit: u64) -> Self {
         Self { limit, real: None }
     }
 
-    /// How much may be on the device.
+    /// Bytes that may be on the device.
     #[must_use]
     pub fn on_device(&self) -> u64 {
         self.real.map_or(self.limit, |real| real.min(self.limit))
@@ -29,7 +29,7 @@ impl MemoryLimit {
 }
 
 impl fmt::Display for MemoryLimit {
-    /// As in `8GiB (6GiB on the device)`.
+    /// For example `8GiB (6GiB on the device)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Size(self.limit).fmt(f)?;
         match self.on_device() {
@@ -39,20 +39,19 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// How much of a memory limit may be on the device, as a user asks for it.
+/// The part of a memory limit that may be on the device, as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// This amount.
     Amount(Amount),
-    /// The limit, divided by this many millionths.
+    /// The limit divided by this ratio, in millionths.
     Ratio(u64),
-    /// As much as the device has.
+    /// The size of the device.
     Device,
 }
 
 impl Part {
-    /// The part in bytes, of a limit on a device of `total` bytes. `None`: `total` would have to be
-    /// known.
+    /// The part in bytes, of a limit on a device of `total` bytes. `None`: needs `total`.
     #[must_use]
     pub fn of(self, limit: u64, total: Option<u64>) -> Option<u64> {
         match self {

@@ -1,11 +1,11 @@
-//! Values with the name of the setting that set them.
+//! Values with the name of the setting that set them, so that errors can name the user's setting.
 
 use std::borrow::Cow;
 
 use core::fmt;
 
-/// A setting's name as the user knows it: an option (`--mem`), a variable (`CUDA_MEM_LIMIT_0`), a
-/// member of a JSON document (`devices[0].share_ppm`), an annotation of a pod.
+/// A setting's name as the user knows it: an option (`--mem`), a variable (`CUDA_MEM_LIMIT_0`), a member of a JSON
+/// document (`devices[0].share_ppm`), or an annotation of a pod.
 pub type Name = Cow<'static, str>;
 
 /// A value, and the setting that set it.
@@ -30,15 +30,15 @@ impl<T: fmt::Display> fmt::Display for Named<T> {
     }
 }
 
-/// The user's names of the settings: an error about a missing setting says what to set.
+/// The user's names of settings, for errors about missing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The memory limit.
     pub memory: &'static str,
-    /// The part of it that may be on the device.
+    /// The part of the memory limit that may be on the device.
     pub real: &'static str,
-    /// The share of the device's time.
+    /// The compute share.
     pub share: &'static str,
-    /// The setting that gives spare time on top of the share.
+    /// The setting that grants idle time on top of the share.
     pub balance: &'static str,
 }

@@ -1,37 +1,36 @@
-//! What a compute share means, and which sessions make room for others.
+//! The meaning of a compute share, and priorities.
 
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What a compute share means.
+/// The meaning of a compute share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// Never above the share.
+    /// The session never gets more than the share.
     #[default]
     Fixed,
-    /// The share is guaranteed whenever it is wanted; time that no other session wants comes on
-    /// top.
+    /// The share is guaranteed, and idle time of other sessions is added.
     Balance,
     /// No compute limit.
     None,
 }
 
-/// Whether a session makes room for others.
+/// Whether a session gives way to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// It does not.
+    /// The session does not give way.
     #[default]
     High,
-    /// It runs in the time that sessions of high priority leave. A small part is guaranteed, so
-    /// that it does not starve.
+    /// The session runs when no session of high priority wants the device. A small share is guaranteed, so that it does
+    /// not starve.
     Low,
 }
 
-/// A word that is not accepted.
+/// The word is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected {accepted}")]
 pub struct UnknownWord {
@@ -40,7 +39,7 @@ pub struct UnknownWord {
 }
 
 impl Policy {
-    /// The word for it.
+    /// The policy's word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,7 +53,7 @@ impl Policy {
 impl FromStr for Policy {
     type Err = UnknownWord;
 
-    /// Reads the word in any case.
+    /// Parses the word, in any case.
     fn from_str(text: &str) -> Result<Self, UnknownWord> {
         [Self::Fixed, Self::Balance, Self::None]
             .into_iter()
@@ -70,7 +69,7 @@ impl fmt::Display for Policy {
 }
 
 impl Priority {
-    /// The word for it.
+    /// The priority's word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,7 +82,7 @@ impl Priority {
 impl FromStr for Priority {
     type Err = UnknownWord;
 
-    /// Reads the word in any case.
+    /// Parses the word, in any case.
     fn from_str(text: &str) -> Result<Self, UnknownWord> {
         [Self::High, Self::Low]
             .into_iter()

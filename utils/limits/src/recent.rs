@@ -1,29 +1,29 @@
-//! How much of a device's time was used lately: a number for each of the last seconds. The session's page and the
-//! daemon's accounts keep the same.
+//! Device time used in each of the last seconds, for "recent" figures. Kept in the session's page and in the daemon's
+//! accounts.
 
-/// How many seconds are kept.
+/// Number of seconds kept.
 pub const KEPT: usize = 16;
-/// What "lately" means where people are told, in nanoseconds.
+/// Window of "recent" figures, in nanoseconds.
 pub const WINDOW_NS: u64 = 10 * SECOND_NS;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PPM: u128 = 1_000_000;
 
-/// The use in one second.
+/// Use in one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Second {
-    /// Which second of the clock.
+    /// Index of the second on the clock.
     pub number: u64,
-    /// What was used in it, in nanoseconds.
+    /// Device time used in it, in nanoseconds.
     pub used_ns: u64,
 }
 
-/// The use in the last seconds, on one clock. A second stands at its number modulo [`KEPT`].
+/// Use in the last seconds, on one clock. A second is stored at its index modulo [`KEPT`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recent(pub [Second; KEPT]);
 
 impl Recent {
-    /// Notes that the device was used for `used_ns` until `now_ns`.
+    /// Records use of the device for the `used_ns` before `now_ns`.
     pub fn note(&mut self, now_ns: u64, used_ns: u64) {
         let (mut end, mut left) = (now_ns, used_ns.min(KEPT as u64 * SECOND_NS));
         while left > 0 && end > 0 {
@@ -43,8 +43,8 @@ impl Recent {
         second.used_ns = second.used_ns.saturating_add(part_ns);
     }
 
-    /// The part of the last `window_ns` in which the device was used, in millionths. `None`: no time has passed. Any
-    /// numbers give a share between nothing and all.
+    /// Fraction of the last `window_ns` in which the device was used, in millionths. `None`: no time has passed.
+    /// Between 0 and 1 for any content.
     #[must_use]
     pub fn share_ppm(&self, now_ns: u64, window_ns: u64) -> Option<u32> {
         let from = now_ns.saturating_sub(window_ns.min((KEPT as u64 - 1) * SECOND_NS));
@@ -53,7 +53,7 @@ impl Recent {
     }
 }
 
-/// The part of a time in which something was used, in millionths. `None`: no time has passed.
+/// `used_ns` as a fraction of `of_ns`, in millionths, at most 1. `None`: `of_ns` is 0.
 #[must_use]
 pub fn share_ppm(used_ns: u128, of_ns: u64) -> Option<u32> {
     let ppm = used_ns.saturating_mul(PPM).checked_div(of_ns.into())?.min(PPM);
@@ -64,7 +64,7 @@ fn place(number: u64) -> usize {
     usize::try_from(number % KEPT as u64).unwrap_or(0)
 }
 
-/// What was used of a second between two moments. Within the second the use counts as even.
+/// Use in a second between two moments, assuming even use within the second.
 fn within(second: Second, from: u64, to: u64) -> u128 {
     let Some(begin) = second.number.checked_mul(SECOND_NS) else { return 0 };
     let end = begin.saturating_add(SECOND_NS).min(to);
@@ -80,7 +80,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Uses a part of the time from `from` to `to`, told every 20 ms.
+    /// Uses a fraction of the time from `from` to `to`, recorded every 20 ms.
     fn use_part(recent: &mut Recent, from: u64, to: u64, percent: u64) {
         for end in (from + 20 * MS..=to).step_by(20 * MS as usize) {
             recent.note(end, 20 * MS * percent / 100);
@@ -110,7 +110,7 @@ mod tests {
         assert!((share(&recent, 30_000 * MS) - 100.0).abs() < 0.1);
         assert!((share(&recent, 35_000 * MS) - 50.0).abs() < 0.1);
         assert!(share(&recent, 41_000 * MS) < 0.1);
-        // A window that began with the session.
+        // The window begins with the session.
         assert_eq!(Recent::default().share_ppm(0, WINDOW_NS), None);
         let mut young = Recent::default();
         young.note(90_000 * MS, 500 * MS);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     proptest! {
-        /// A page may hold any numbers.
+        /// A page may contain any numbers.
         #[test]
         fn any_numbers_are_a_share(
             numbers in prop::array::uniform16((any::<u64>(), any::<u64>())), now: u64, used: u64, window: u64

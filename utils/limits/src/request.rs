@@ -1,8 +1,8 @@
-//! What a user asks for, from any source, and what a session may then take.
+//! Limits that a user asks for, from any source, and their merge with a session's limits.
 //!
-//! A [`Request`] leaves open what the user did not set. It is merged with a session's present
-//! limits, or with none. The result is free of contradictions, or an error that uses the user's own
-//! names. `sluice run`, `sluice limit` and the limiter's variables all use it.
+//! A [`Request`] leaves open what the user did not set. It is merged with the session's present limits, or with none.
+//! The result is consistent, or an error with the user's own names. Used by `sluice run`, `sluice limit`, the daemon's
+//! API and the limiter's variables.
 
 use core::fmt;
 
@@ -11,57 +11,56 @@ use crate::named::{Name, Named, Names};
 use crate::units::{Amount, Percent, default_weight};
 use crate::{ComputeLimit, Limits, MemoryLimit, Policy, Priority, RequestError};
 
-/// What is asked for, the same for one device or several.
+/// Requested limits, for one or several devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The names that errors use for missing settings.
+    /// Names that errors use for missing settings.
     pub names: Names,
     /// Device memory.
     pub memory: Option<Named<MemoryRequest>>,
-    /// How much of it may be on the device; the rest is placed on the host.
+    /// The part of the memory that may be on the device; the rest is placed on the host.
     pub real: Option<Named<Part>>,
     /// Share of the device's time, in millionths.
     pub share: Option<Named<u32>>,
-    /// What the share means. [`Policy::None`] takes the limit away.
+    /// The meaning of the share. [`Policy::None`] removes the limit.
     pub policy: Option<Named<Policy>>,
-    /// The part of the device's time that is never exceeded, in millionths. It implies
-    /// [`Policy::Balance`].
+    /// The burst limit, in millionths. Implies [`Policy::Balance`].
     pub soft: Option<Named<u32>>,
-    /// The part of spare time in relation to other sessions'.
+    /// Weight for dividing idle time among sessions.
     pub weight: Option<Named<u32>>,
-    /// Whether others come first.
+    /// Whether sessions of high priority come first.
     pub priority: Option<Named<Priority>>,
 }
 
 /// A request for a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryRequest {
-    /// This much, and no more.
+    /// At most this amount.
     Limit(Amount),
-    /// No limit any more.
+    /// Removes the limit.
     NoLimit,
 }
 
-/// What happens to a setting without effect, such as a weight if no spare time is given out.
+/// How to treat a setting without effect, such as a weight without idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unused {
-    /// It is an error: a user who gives an option expects an effect.
+    /// As an error: a user who gives an option expects an effect.
     Refused,
-    /// It is accepted: a variable can be set for many programs at once.
+    /// Accepts it: a variable may be set for many programs at once.
     Ignored,
 }
 
-/// The device that limits are for.
+/// A device to be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device<'a> {
-    /// Its name in messages.
+    /// The device's name in messages.
     pub name: &'a str,
-    /// Its memory in bytes, if that is known.
+    /// The device's memory in bytes, if known.
     pub total: Option<u64>,
 }
 
 impl Request {
-    /// A request for nothing.
+    /// An empty request.
     #[must_use]
     pub const fn nothing(names: Names) -> Self {
         Self {
@@ -76,13 +75,13 @@ impl Request {
         }
     }
 
-    /// Whether anything is asked for.
+    /// Whether nothing is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::nothing(self.names)
     }
 
-    /// A text that is the same for requests of the same memory and share, by whatever settings.
+    /// A text that is equal for requests of equal memory and share, whichever settings they used.
     #[must_use]
     pub fn values(&self) -> String {
         fn value<T: Copy>(named: &Option<Named<T>>) -> Option<T> {
@@ -92,7 +91,7 @@ impl Request {
         format!("{memory:?} {:?}", (value(&self.share), value(&self.policy), value(&self.soft)))
     }
 
-    /// Whether it sets how the session shares with others, which needs a daemon.
+    /// Whether the request concerns sharing among sessions, which needs a daemon.
     #[must_use]
     pub fn needs_daemon(&self) -> bool {
         let is = |policy: &Named<Policy>| policy.value == Policy::Balance;
@@ -101,8 +100,7 @@ impl Request {
             || self.priority.as_ref().is_some_and(|priority| priority.value == Priority::Low)
     }
 
-    /// Checks what does not depend on the device: that the settings are possible together, merged
-    /// with `before`.
+    /// Checks everything that does not depend on the device: that the settings, merged with `before`, are consistent.
     ///
     /// # Errors
     /// The first contradiction.
@@ -127,12 +125,10 @@ impl Request {
         }
     }
 
-    /// What a session that may take `before` of a device may take from now on. Asking for the same
-    /// again changes nothing more.
+    /// Merges the request with a session's present limits on a device. Merging the same request again changes nothing.
     ///
     /// # Errors
-    /// As [`check`](Self::check). Also if a percentage of the device comes to nothing, or the
-    /// device's size is not known.
+    /// As [`check`](Self::check). Also if a percentage of the device amounts to nothing, or needs an unknown size.
     pub fn over(
         &self,
         before: &Limits,
@@ -146,8 +142,8 @@ impl Request {
         })
     }
 
-    /// Checks that the memory in `limits`, which this request led to, is not more than the device
-    /// has: that would be no limit. Variables may ask for it nevertheless.
+    /// Checks that the merged memory limit does not exceed the device's memory: it would limit nothing. Not called for
+    /// variables, which may do so.
     ///
     /// # Errors
     /// [`RequestError::AboveDevice`]
@@ -199,7 +195,7 @@ impl Request {
                 .of(memory.limit, device.total)
                 .ok_or_else(|| unknown_size(&asked.name, &part, device))?,
         };
-        // The device's size is what there is, not an amount that was asked for.
+        // The size of the device is an upper bound, not a requested amount.
         if part > memory.limit && asked.value != Part::Device {
             return Err(RequestError::RealAboveLimit {
                 real: Named::new(part, asked.name.clone()),
@@ -276,7 +272,7 @@ impl Request {
         Ok(limit)
     }
 
-    /// Checks settings that need a share, if there is none and none is asked for.
+    /// Checks settings that need a share, if none is set or requested.
     fn without_share(&self, unused: Unused) -> Result<(), RequestError> {
         let policy = self.policy.as_ref().map(|policy| &policy.name);
         // A burst limit is a limit, so it is never ignored.
@@ -292,7 +288,7 @@ impl Request {
         }
     }
 
-    /// The settings of the device's time, apart from the policy.
+    /// Names of the compute settings other than the policy.
     fn names_beside_policy(&self) -> impl Iterator<Item = &Name> {
         let share = self.share.as_ref().map(|share| &share.name);
         let soft = self.soft.as_ref().map(|soft| &soft.name);
@@ -328,8 +324,7 @@ impl fmt::Display for MemoryRequest {
 }
 
 impl fmt::Display for Request {
-    /// What is asked for and which setting did so, as in `memory 8GiB (CUDA_MEM_LIMIT), compute
-    /// unlimited`.
+    /// Requested values with their settings, such as `memory 8GiB (CUDA_MEM_LIMIT), compute unlimited`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.memory {
             Some(memory) => write!(f, "memory {memory}")?,

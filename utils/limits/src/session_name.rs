@@ -1,14 +1,14 @@
-//! The names of sessions' folders. That of an owned session ends with a part that nobody can guess: whoever knows it
-//! may use the session. It is in no message.
+//! Names of sessions' directories. An owned session's directory ends in a secret, which grants use of the session to
+//! whoever knows it, so messages leave it out.
 
 use std::path::{Path, PathBuf};
 
-/// Between a session's name and the secret part of its folder's name.
+/// Separates a session's name from the secret in its directory's name.
 pub const SECRET: char = '.';
-/// The hexadecimal digits of that part.
+/// Length of the secret, in hexadecimal digits.
 pub const SECRET_DIGITS: usize = 32;
 
-/// A folder's name without its secret part, if it has one.
+/// A directory's name without its secret, if it has one.
 #[must_use]
 pub fn without_secret(name: &str) -> Option<&str> {
     let (shown, secret) = name.rsplit_once(SECRET)?;
@@ -17,7 +17,7 @@ pub fn without_secret(name: &str) -> Option<&str> {
     is_secret.then_some(shown)
 }
 
-/// A path as it may be printed: `*` stands for the part of a folder's name that is a secret.
+/// A path for messages: `*` replaces the secret.
 #[must_use]
 pub fn told(path: &Path) -> PathBuf {
     path.components()
@@ -28,7 +28,7 @@ pub fn told(path: &Path) -> PathBuf {
         .collect()
 }
 
-/// A session's name, from its path below the folder of its user's sessions.
+/// A session's name, from its path below the directory of the user's sessions.
 #[must_use]
 pub fn shown(path: &Path) -> String {
     let names = path.iter().map(|name| name.to_string_lossy());

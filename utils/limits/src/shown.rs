@@ -1,13 +1,13 @@
-//! Text that others have chosen, made fit for a terminal and a log.
+//! Untrusted text, escaped for terminal and log.
 
 use core::fmt::{self, Write};
 
-/// Displays a text on one line. What a terminal would obey or hide is escaped: control characters, line breaks,
-/// characters that turn the direction of text or have no width. Letters, signs and combining marks stay.
+/// Displays text on one line. Escapes everything that a terminal would interpret or hide: control characters, line
+/// breaks, and characters that change the text direction or have no width. Letters, signs and combining marks stay.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a>(pub &'a str);
 
-/// Displays the same of at most this many characters.
+/// Like [`Shown`], cut to this many characters.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut<'a>(pub &'a str, pub usize);
 
@@ -25,7 +25,7 @@ impl fmt::Display for Cut<'_> {
     }
 }
 
-/// What Rust's `Debug` escapes in the middle of a text, without quotes and backslashes.
+/// Escapes like Rust's `Debug` in the middle of a text, except quotes and backslashes.
 fn one(c: char, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if matches!(c, ' '..='~') {
         return f.write_char(c);
@@ -46,7 +46,7 @@ mod tests {
         for (text, shown) in [
             ("plain 'text' \"with\" \\ all", "plain 'text' \"with\" \\ all"),
             ("a\u{1b}[2Jb\nc\td\r\0", "a\\u{1b}[2Jb\\nc\\td\\r\\0"),
-            // Right to left, its end, isolates, marks; no width; byte order mark; soft hyphen; tags.
+            // Right-to-left override and its end, isolates, marks; zero width; byte order mark; soft hyphen; tags.
             (
                 "a\u{202e}b\u{202c}\u{2066}\u{2069}\u{200f}\u{61c}",
                 "a\\u{202e}b\\u{202c}\\u{2066}\\u{2069}\\u{200f}\\u{61c}",
@@ -56,7 +56,7 @@ mod tests {
                 "\\u{200b}\\u{200d}\\u{2060}\\u{feff}\\u{ad}",
             ),
             ("\u{e0041}\u{2028}\u{2029}\u{85}\u{9b}", "\\u{e0041}\\u{2028}\\u{2029}\\u{85}\\u{9b}"),
-            // Spaces that look like others.
+            // Spaces that look like ordinary ones.
             ("a\u{a0}b\u{3000}c", "a\\u{a0}b\\u{3000}c"),
             ("Grüße u\u{308} 東京 हिन्दी 🙂", "Grüße u\u{308} 東京 हिन्दी 🙂"),
         ] {

@@ -1,80 +1,78 @@
-//! How a device's time is dealt out: the arithmetic that a daemon's scheduler and a session's own
-//! account share.
+//! Lengths of turns and rounds: the arithmetic shared by the daemon's scheduler and a session's own account.
 //!
-//! * A session earns its share all the time ([`crate::bucket`]), and may save up what it earns in a
-//!   [period](PERIOD_NS), and a short turn ([`burst_ns`]).
-//! * One that fills the device takes turns with others that do. In a round each gets its share once,
-//!   so a turn is the share of a round.
-//! * A turn starts when its session has saved up enough for it to be worth a handover
-//!   ([`entry_ns`]).
+//! * A session continuously earns its share ([`crate::bucket`]), and may save the earnings of a [period](PERIOD_NS)
+//!   plus a short turn ([`burst_ns`]).
+//! * Sessions that fill the device take turns. In a round each gets its share once, so a turn is the session's share of
+//!   a round.
+//! * A turn starts when its session has saved enough to be worth a handover ([`entry_ns`]).
 
 use crate::bucket;
 use crate::units::PPM_ONE;
 
 const MS: u64 = 1_000_000;
 
-/// A share is kept over this time, and rounds are no longer, but for those of [several devices](Handover::period_ns).
+/// Time over which a share is kept, and longest round; longer for [several devices](Handover::period_ns).
 pub const PERIOD_NS: u64 = 100 * MS;
-/// The longest lease. One that may go on is prolonged.
+/// The longest lease. Longer use needs renewal.
 pub const LONGEST_LEASE_NS: u64 = 30 * MS;
-/// The shortest turn. Below it, the handover outweighs the work.
+/// The shortest turn. Below it, the handover would outweigh the work.
 pub const SHORTEST_TURN_NS: u64 = MS;
-/// A turn on one device may start with this much, even if a longer one could be had by waiting: it is enough to
-/// measure a utilization. One of spare time is as long.
+/// Enough to start a turn on one device, even if waiting would allow a longer one: enough to measure a utilization.
+/// Also the length of a turn of idle time.
 pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
-/// The guaranteed share of a session of low priority is at most this, in millionths.
+/// Highest guaranteed share of a session of low priority, in millionths.
 pub const LOW_PRIORITY_PPM: u32 = 20_000;
-/// Rounds between gates in streams, for each session that takes turns: the shortest, and the longest.
+/// Shortest and longest round per session that takes turns, with gates in streams.
 const SHORTEST_ROUND_NS: u64 = 4_300_000;
 const LONGEST_ROUND_NS: u64 = 10 * MS;
-/// Rounds between gates in streams are so short that nobody waits for longer, where they may be.
+/// Longest wait for a turn that rounds with gates in streams aim at.
 const LONGEST_WAIT_NS: u64 = 11 * MS;
-/// Rounds in which sessions take part that hold several devices, for each session: beside others, and where all do.
-/// A handover costs training on two H100s some 16 ms.
+/// Round per session with gangs (sessions that hold several devices): if others take turns too, and if only gangs do. A
+/// handover costs training on two H100s some 16 ms.
 const TOGETHER_BESIDE_OTHERS_NS: u64 = 50 * MS;
 const TOGETHER_NS: u64 = 150 * MS;
-/// From this utilization up a process fills the device: it is dense. Others leave it idle part of
-/// the time.
+/// Utilization from which a process fills the device: it is dense. Processes below it (sparse) leave the device idle
+/// part of the time.
 pub const DENSE_PPM: u64 = 850_000;
-/// Utilization is averaged over this much held time.
+/// Held time over which utilization is averaged.
 pub const MEMORY_NS: u64 = 200 * MS;
 
-/// How a process's gates work. What a handover costs follows from it, and so the length of turns.
+/// Where a process's gates are. Determines the cost of a handover, and so the length of turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handover {
-    /// Its streams wait at the gate: it can be stopped at once, and a handover costs what the device needs to go over
-    /// to another process: 140 us on an H200.
+    /// In its streams: the process can be stopped at once, and a handover costs only the device's context switch, 140
+    /// us on an H200.
     InStream,
-    /// Its threads wait at the gate. When a lease ends, what was launched has to run out: some
-    /// 350 us.
+    /// On its threads: when a lease ends, launched work has to finish, some 350 us.
     #[default]
     OnThread,
-    /// Its devices are held together: a handover waits for the slowest of them.
+    /// Its devices are held together: a handover waits for the slowest device.
     Together,
 }
 
-/// Those that take turns on a device.
+/// The sessions that take turns on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakingTurns {
-    /// How many sessions they are.
+    /// Number of sessions.
     pub sessions: u64,
-    /// The sum of their shares, and the least one, in millionths.
+    /// Sum of their shares, in millionths.
     pub sum_ppm: u64,
-    /// The least one.
+    /// Smallest share, in millionths.
     pub least_ppm: u64,
-    /// The costliest handover of theirs.
+    /// Costliest handover among them.
     pub handover: Handover,
-    /// The cheapest one.
+    /// Cheapest handover among them.
     pub cheapest: Handover,
-    /// What each of them has queued at least when its turns end.
+    /// Least work that each of them has queued at the end of its turns.
     pub queued_ns: u64,
 }
 
 impl TakingTurns {
-    /// How long a round is for each session. A turn costs a handover, so a round is the longer, the more take turns.
+    /// Round per session. Each turn costs a handover, so a round grows with the number of sessions.
     ///
-    /// A program that has little queued waits for its results within a turn, and each turn of another delays it. One
-    /// that has more queued than a turn takes does not notice how its time is cut, and turns are longer for its sake.
+    /// A program with little queued work waits for results within a turn, and each turn of another session delays it. A
+    /// program with more queued work than a turn takes does not notice how its time is divided, so its turns are
+    /// longer.
     fn round_for_each_ns(&self) -> u64 {
         match self.handover {
             Handover::InStream => {
@@ -90,8 +88,8 @@ impl TakingTurns {
         }
     }
 
-    /// In which time each of so many sessions gets its share once. Where their shares are more than the
-    /// device, or would be if another one came that is like the only one, all get less.
+    /// Time in which each session gets its share once. If the shares exceed the device, or would with a second session
+    /// like the only one, all get less.
     #[must_use]
     pub fn round_ns(mut self) -> u64 {
         if self.sessions < 2 {
@@ -104,7 +102,7 @@ impl TakingTurns {
 }
 
 impl Handover {
-    /// A share is kept over this time: two of the longest turns that it is worth.
+    /// Time over which a share is kept: with gangs, two of their longest rounds per session.
     #[must_use]
     pub const fn period_ns(self) -> u64 {
         match self {
@@ -113,8 +111,8 @@ impl Handover {
         }
     }
 
-    /// The turn that a session waits for, of one that would be `turn_ns` long: half of it, or a comfortable one.
-    /// Several devices are worth a whole one.
+    /// The shortest turn worth starting, of a full turn of `turn_ns`: half of it, but at most a comfortable one. A gang
+    /// waits for the whole turn.
     fn least_turn_ns(self, turn_ns: u64) -> u64 {
         match self {
             Self::InStream | Self::OnThread => {
@@ -125,10 +123,9 @@ impl Handover {
     }
 }
 
-/// The most that a session may save up: one period's earnings and one of the shortest turns. In a
-/// crowd, a session's next turn comes a period after the last one, or a little later: without the
-/// turn on top, it would stop earning while it waits. Of several devices it waits for a whole turn, and then the
-/// others' turns may come first: so it may save up for two.
+/// The most that a session may save: the earnings of one period, plus a shortest turn. With many sessions the next turn
+/// comes a period after the last one or a little later; without the extra turn the session would stop earning while it
+/// waits. A gang waits for a whole turn, and others' turns may come first, so it may save the earnings of two periods.
 pub fn burst_ns(share_ppm: u32, handover: Handover) -> u64 {
     let saved_ns = match handover {
         Handover::InStream | Handover::OnThread => handover.period_ns(),
@@ -137,7 +134,7 @@ pub fn burst_ns(share_ppm: u32, handover: Handover) -> u64 {
     bucket::earned(saved_ns, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
 }
 
-/// How long a turn is: the share of a round.
+/// Length of a turn: the share of a round.
 pub fn turn_ns(share_ppm: u32, round_ns: u64) -> u64 {
     bucket::earned(round_ns, share_ppm).max(SHORTEST_TURN_NS)
 }
@@ -148,28 +145,28 @@ pub fn entry_ns(share_ppm: u32, round_ns: u64, handover: Handover) -> u64 {
     bucket::balance_for(turn, share_ppm)
 }
 
-/// Whether a process fills the device, as far as is known. One that is not known may.
+/// Whether a process fills the device. Assumed if its utilization is unknown.
 pub fn is_dense(utilization_ppm: Option<u64>) -> bool {
     utilization_ppm.is_none_or(|ppm| ppm >= DENSE_PPM)
 }
 
-/// `part` in millionths of `whole`; 0 of nothing.
+/// `part` as millionths of `whole`; 0 if `whole` is 0.
 pub fn ratio_ppm(part: u64, whole: u64) -> u64 {
     let ppm = (u128::from(part) * u128::from(PPM_ONE)).checked_div(u128::from(whole));
     u64::try_from(ppm.unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
-/// A mean over the last nanoseconds (how many, each call says), of values in millionths.
+/// A running mean of values in millionths over recent time; each call passes the length of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mean {
     /// The mean.
     pub ppm: u64,
-    /// Over how much time it is the mean; 0: nothing is known.
+    /// Time that the mean covers, in nanoseconds; 0: no value yet.
     pub weight_ns: u64,
 }
 
 impl Mean {
-    /// Adds a value that held for a while.
+    /// Adds a value that held for `for_ns`; the mean covers at most `memory_ns`.
     pub fn add(&mut self, ppm: u64, for_ns: u64, memory_ns: u64) {
         let kept = u128::from(self.weight_ns.min(memory_ns.saturating_sub(for_ns)));
         let sum = u128::from(self.ppm) * kept + u128::from(ppm) * u128::from(for_ns);
@@ -242,7 +239,7 @@ mod tests {
         assert_eq!(round(500_000, 1), 2 * SHORTEST_ROUND_NS);
         assert_eq!(round(500_000, 7), 14 * MS);
         assert_eq!(round(500_000, 100), 20 * MS);
-        // At a quarter it waits for three quarters of the round.
+        // With a share of a quarter a session waits for three quarters of the round.
         let wait = round(250_000, 100) * 3 / 4;
         assert!((wait / 1000).abs_diff(11_000) <= 1, "{wait}");
         assert!((round(10_000, 100) * 99 / 100 / 1000).abs_diff(11_000) <= 1);

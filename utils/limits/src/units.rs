@@ -1,8 +1,8 @@
-//! Sizes, percentages and weights as people write them.
+//! Sizes, percentages and weights as users write them: parsing and display.
 
 use crate::shown::Cut;
 
-/// One percent in parts per million, the unit in which shares are kept.
+/// One percent in parts per million, the unit of shares.
 pub const PPM_PER_PERCENT: u32 = 10_000;
 /// The whole, in parts per million.
 pub const PPM_ONE: u32 = 1_000_000;
@@ -10,11 +10,11 @@ pub const PPM_ONE: u32 = 1_000_000;
 /// Largest weight of a session.
 pub const MAX_WEIGHT: u32 = 10_000;
 
-/// The smallest size that may be written without a unit. A smaller number is a size whose unit was
-/// forgotten: a process needs hundreds of times as much to use a device at all.
+/// Smallest size accepted without a unit, in bytes. A smaller number is a size whose unit was forgotten: any process
+/// needs hundreds of times as much to use a device.
 pub const LEAST_BARE_SIZE: u64 = 1 << 20;
 
-/// The default weight of a session: its share in percent, rounded up.
+/// Default weight of a session: its share in percent, rounded up.
 #[must_use]
 pub const fn default_weight(share_ppm: u32) -> u32 {
     let percent = share_ppm.div_ceil(PPM_PER_PERCENT);
@@ -24,7 +24,7 @@ pub const fn default_weight(share_ppm: u32) -> u32 {
 /// Characters of a text that an error shows.
 const SHOWN: usize = 160;
 
-/// A text that is not a size or a percentage.
+/// The text is not a size, percentage or weight.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// Not a size.
@@ -42,7 +42,7 @@ pub enum UnitError {
         Cut(.0, SHOWN)
     )]
     Amount(String),
-    /// A small number whose unit was forgotten.
+    /// A small number, probably without its unit.
     #[error(
         "{number} without a unit is {bytes} bytes, which is probably a mistake: did you mean {number}{unit}? A size \
          below 1 MiB needs a unit, as in {number}B"
@@ -66,17 +66,17 @@ pub enum UnitError {
     Percent(String),
 }
 
-/// A part of a device's memory, as people write it.
+/// An amount of a device's memory, as users write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Amount {
     /// This many bytes.
     Bytes(u64),
-    /// A part of what the device has, in parts per million.
+    /// A fraction of the device's memory, in parts per million.
     Ppm(u32),
 }
 
 impl Amount {
-    /// The amount in bytes, on a device of `total` bytes. `None`: `total` would have to be known.
+    /// The amount in bytes, on a device of `total` bytes. `None`: needs `total`.
     #[must_use]
     pub fn of(self, total: Option<u64>) -> Option<u64> {
         match self {
@@ -98,12 +98,12 @@ impl core::fmt::Display for Amount {
     }
 }
 
-/// Displays bytes in the largest unit that holds them exactly.
+/// Displays bytes in the largest unit that represents them exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
 impl Size {
-    /// A size for people: whole MiB, rounded down, so that it may be asked for.
+    /// A size for display, rounded down to whole MiB, so that a request for the shown size fits.
     #[must_use]
     pub const fn in_mib(bytes: u64) -> Self {
         const MIB: u64 = 1 << 20;
@@ -132,11 +132,10 @@ impl core::fmt::Display for Percent {
     }
 }
 
-/// The decimal places that count: a calculator gives more of them.
+/// Most decimal places that are read: a calculator gives more of them.
 const PLACES: usize = 9;
 
-/// Scales a number without sign, in digits and at most one point. Exact for whole numbers; others are
-/// rounded down.
+/// Scales an unsigned decimal number. Exact for whole numbers; others are rounded down.
 fn scale(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
@@ -153,11 +152,11 @@ fn scale(number: &str, unit: u128) -> Option<u128> {
     whole.checked_mul(unit)?.checked_add(fraction_value * unit / denominator)
 }
 
-/// Reads a size in bytes. Suffixes, in any case: `KiB`..`TiB` and the single letters `k`..`t` mean
-/// powers of 1024, `KB`..`TB` powers of 1000, `B` or none means bytes.
+/// Parses a size in bytes. Suffixes, in any case: `KiB`..`TiB` and the single letters `k`..`t` are powers of 1024,
+/// `KB`..`TB` powers of 1000, `B` or none is bytes.
 ///
 /// # Errors
-/// [`UnitError::Size`] for anything else, also for a sign; [`UnitError::TooLarge`] above 64 bits.
+/// [`UnitError::Size`] for anything else, including a sign; [`UnitError::TooLarge`] above 64 bits.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let invalid = || UnitError::Size(text.to_owned());
     let trimmed = text.trim();
@@ -179,12 +178,11 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     u64::try_from(bytes).map_err(|_| UnitError::TooLarge(text.to_owned()))
 }
 
-/// Reads a part of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which
-/// has to end in `%`. A size below [`LEAST_BARE_SIZE`] needs its unit.
+/// Parses an amount of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which must end in `%`.
+/// A size below [`LEAST_BARE_SIZE`] needs a unit.
 ///
 /// # Errors
-/// [`UnitError::Amount`], [`UnitError::Percent`] or [`UnitError::Bare`]; [`UnitError::TooLarge`]
-/// above 64 bits.
+/// [`UnitError::Amount`], [`UnitError::Percent`] or [`UnitError::Bare`]; [`UnitError::TooLarge`] above 64 bits.
 pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
     if text.trim_end().ends_with('%') {
         return parse_percent(text).map(Amount::Ppm);
@@ -202,7 +200,7 @@ pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
 }
 
 fn bare(number: &str, bytes: u64) -> UnitError {
-    // Leading zeros could make it longer than a line may be.
+    // Leading zeros could make the number too long for a message.
     let number = if number.len() <= 16 { number.to_owned() } else { bytes.to_string() };
     let unit = match bytes {
         0..1_024 => "GiB",
@@ -212,7 +210,7 @@ fn bare(number: &str, bytes: u64) -> UnitError {
     UnitError::Bare { number, bytes, unit }
 }
 
-/// Reads the weight of a session.
+/// Parses the weight of a session.
 ///
 /// # Errors
 /// [`UnitError::Weight`] if it is not a whole number from 1 to [`MAX_WEIGHT`].
@@ -222,7 +220,7 @@ pub fn parse_weight(text: &str) -> Result<u32, UnitError> {
         .ok_or_else(|| UnitError::Weight(text.to_owned()))
 }
 
-/// Reads a number without sign, spaces or leading zeros.
+/// Parses a number without sign, spaces or leading zeros.
 #[must_use]
 pub fn parse_whole(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
@@ -230,10 +228,10 @@ pub fn parse_whole(text: &str) -> Option<u32> {
     (digits && canonical).then(|| text.parse().ok())?
 }
 
-/// What a millionth is divided into while a percentage is read.
+/// Fractions of a millionth with which a percentage is parsed.
 const FINE: u128 = 10_u128.pow(9);
 
-/// Reads a share of a device in percent, `%` optional, and returns it in parts per million.
+/// Parses a share of a device in percent, `%` optional; returns parts per million.
 ///
 /// # Errors
 /// [`UnitError::Percent`] if it is not a number, not above 0, or above 100.
@@ -241,7 +239,7 @@ pub fn parse_percent(text: &str) -> Result<u32, UnitError> {
     let invalid = || UnitError::Percent(text.to_owned());
     let trimmed = text.trim();
     let number = trimmed.strip_suffix('%').unwrap_or(trimmed).trim_end();
-    // In billionths of a millionth: what is above 100 by however little is refused, not rounded.
+    // In billionths of a millionth: a value just above 100 is refused, not rounded.
     let fine = scale(number, u128::from(PPM_PER_PERCENT) * FINE).ok_or_else(invalid)?;
     match u32::try_from(fine / FINE) {
         Ok(ppm @ 1..=PPM_ONE) if fine <= u128::from(PPM_ONE) * FINE => Ok(ppm),

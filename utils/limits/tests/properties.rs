@@ -1,4 +1,4 @@
-//! What holds for every request, merged with any earlier limits.
+//! Properties of every request merged with any earlier limits.
 
 use limits::memory::Part;
 use limits::named::{Name, Names};
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 const NAMES: Names =
     Names { memory: "a memory limit", real: "a part", share: "a share", balance: "balance" };
 
-/// A setting with a numbered name, so that two settings of the same kind are told apart.
+/// A setting with a numbered name, to distinguish two settings of the same kind.
 fn named<T>(value: Option<T>, name: &'static str, number: u32) -> Option<Named<T>> {
     value.map(|value| Named::new(value, format!("{name}_{number}")))
 }
@@ -48,7 +48,7 @@ fn priorities() -> impl Strategy<Value = Priority> {
 }
 
 prop_compose! {
-    /// Requests that a user can make: every value is in its range, in any combination.
+    /// Requests that a user can make: every value in range, in any combination.
     fn requests()(
         memory in of(memory()), real in of(parts()), share in of(1..=PPM_ONE),
         policy in of(policies()), soft in of(1..=PPM_ONE), weight in of(1..=MAX_WEIGHT),
@@ -130,7 +130,7 @@ fn is_valid(limits: &Limits) -> bool {
 }
 
 proptest! {
-    // Integration tests have no place for files of failed cases.
+    // Integration tests have no directory for failed cases.
     #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -156,7 +156,7 @@ proptest! {
             if request.fits(&after, device).is_ok() && (request.memory.is_some() || request.real.is_some()) {
                 prop_assert!(after.memory.is_none_or(|memory| memory.on_device() <= total));
             }
-            // What was asked for is what now applies.
+            // The requested values are in force.
             if let (Some(share), Some(Policy::Fixed | Policy::Balance) | None) =
                 (&request.share, request.policy.as_ref().map(|policy| policy.value))
             {
@@ -193,7 +193,7 @@ proptest! {
         };
         let (line, set) = (error.to_string(), set(&request));
         let told = told(&error);
-        // One of them is always a setting of this request; others can be earlier ones.
+        // At least one is a setting of this request; the others may be earlier ones.
         prop_assert!(told.iter().any(|name| set.contains(name)), "{line}");
         for name in told {
             prop_assert!(line.contains(name.as_ref()), "{line}");

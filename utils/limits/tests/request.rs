@@ -1,4 +1,4 @@
-//! Requests merged with limits: the results, and what is refused.
+//! Requests merged with limits: results and errors.
 
 use limits::memory::Part;
 use limits::named::Names;
@@ -15,7 +15,7 @@ const NAMES: Names = Names {
     balance: "--policy balance or --burst",
 };
 
-/// Options of a command line.
+/// Command line options.
 #[derive(Clone, Copy, Default)]
 struct Options {
     mem: Option<Amount>,
@@ -46,7 +46,7 @@ fn request(options: Options) -> Request {
     }
 }
 
-/// As for a command line, which must not ask for more than the device has.
+/// Merges as a command line does, which must not request more than the device has.
 fn over(before: &Limits, options: Options, device: Device<'_>) -> Result<Limits, RequestError> {
     let request = request(options);
     let after = request.over(before, device, Unused::Refused)?;
@@ -79,7 +79,7 @@ fn only_what_is_named_changes() {
     let share = Options { compute: Some(500_000), ..none() };
     let compute = ComputeLimit { weight: 50, ..ComputeLimit::fixed(500_000) };
     assert_eq!(changed(&before(), share), Ok(Limits { compute, ..before() }));
-    // A weight that was chosen stays.
+    // A weight set by the user stays.
     let compute = ComputeLimit { weight: 7, ..before().compute };
     let chosen = Limits { compute, ..before() };
     assert_eq!(changed(&chosen, share).unwrap().compute.weight, 7);
@@ -195,7 +195,7 @@ fn a_limit_that_limits_nothing_is_refused() {
     assert!(message.contains("--mem-real"), "{message}");
     let hosted = Options { mem_real: gib(16), ..mem(16 * GIB + 1) };
     assert!(changed(&Limits::NONE, hosted).is_ok());
-    // A variable may ask for it: it may be meant for another device.
+    // A variable may request it, because it may be meant for another device.
     let request = request(mem(17 * GIB));
     assert!(request.over(&Limits::NONE, DEVICE, Unused::Ignored).is_ok());
 }
@@ -257,10 +257,10 @@ fn what_has_no_effect_can_be_let_pass() {
     ] {
         assert_eq!(let_pass(options), Ok(ComputeLimit::NONE));
     }
-    // It is kept for when spare time is given out.
+    // The weight is kept for when idle time is granted.
     let fixed = let_pass(Options { compute: Some(300_000), weight, ..none() }).unwrap();
     assert_eq!((fixed.policy, fixed.weight), (Policy::Fixed, 7));
-    // A limit is never lost in this way.
+    // A limit is never lost this way.
     assert!(let_pass(Options { soft: Some(1), ..none() }).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! How limits and GPUs are written for other programs: golden JSON, and older readers and writers.
+//! Limits and GPUs in JSON: golden texts, and older readers and writers.
 
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn older_and_newer_writers_are_understood() {
     let newer = r#"{"share_ppm":1,"policy":"none","burst":{"ms":5},"weight":2,"soft_ppm":null}"#;
     let read: ComputeLimit = from_str(newer).unwrap();
     assert_eq!((read.policy, read.weight, read.soft_ppm), (Policy::None, 2, None));
-    // A missing limit gets no default.
+    // A missing limit has no default.
     for wrong in
         [r#"{"policy":"fixed"}"#, r#"{"share_ppm":1}"#, r#"{"share_ppm":1,"policy":"fair"}"#]
     {

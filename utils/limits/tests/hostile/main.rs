@@ -1,4 +1,4 @@
-//! Values that mean harm. Fuzz targets share the check.
+//! Hostile values. Fuzz targets share the check.
 
 mod values;
 

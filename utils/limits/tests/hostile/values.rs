@@ -1,4 +1,4 @@
-//! What any text in the place of a value may be: a value that is meant, or one short line.
+//! Any text as a value: parsed, or refused with one short line.
 
 use limits::gpu::{GpuChoice, GpuId, GpuKey};
 use limits::units::{
@@ -7,7 +7,7 @@ use limits::units::{
 };
 use limits::{Policy, Priority, Shown};
 
-/// Reads `text` in every form.
+/// Parses `text` in every form.
 ///
 /// # Panics
 /// If a rule is broken.
