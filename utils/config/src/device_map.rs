@@ -1,10 +1,10 @@
-//! JSON objects with a value for each device.
+//! Parses JSON objects with a value per device.
 
 use super::error::OneLine;
 use limits::gpu::GpuKey;
 use serde_json::Value as Json;
 
-/// Reads an object with a value for each device. `each` reads a value, written as a JSON number or string.
+/// Parses an object with a value per device. `each` parses a value, given as text of a JSON number or string.
 ///
 /// # Errors
 /// What is wrong, with the key.
@@ -38,14 +38,14 @@ pub(super) fn read<V>(
         }
         values.push((key, value));
     }
-    // The parser keeps only the last of two equal keys. A limit must not be lost in this way.
+    // The parser keeps only the last of two equal keys, which would lose a limit.
     if members(text) != object.len() {
         return Err("a key occurs twice".to_owned());
     }
     Ok(values)
 }
 
-/// The number of members of a valid JSON object without nested objects: its colons outside strings.
+/// Number of members of a valid JSON object without nested objects: its colons outside strings.
 fn members(text: &str) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for c in text.bytes() {

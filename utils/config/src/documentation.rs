@@ -1,4 +1,4 @@
-//! `docs/environment.md`, written from the table.
+//! Generates `docs/environment.md` from the table of variables; a test compares the two.
 
 use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
 
@@ -49,7 +49,7 @@ names limits for GPUs that the node does not have. NVML shows GPUs without a lim
 |---|---|---|---|---|
 ";
 
-/// The whole document.
+/// The complete document.
 pub(super) fn documentation() -> String {
     let rows: String = VARIABLES.iter().map(line).collect();
     format!("{INTRODUCTION}{rows}")

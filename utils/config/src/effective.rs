@@ -1,4 +1,4 @@
-//! The configuration in force, in one line.
+//! The effective configuration as one line, for the limiter's log.
 
 use super::error::OneLine;
 use super::{Config, DaemonAddress, DeviceIdentity, DeviceSettings, OnFailure};

@@ -1,4 +1,4 @@
-//! The source of the variables.
+//! Where variables are read from: a [`Snapshot`], or a test's set.
 
 use super::snapshot::Snapshot;
 use std::ffi::{OsStr, OsString};
@@ -8,16 +8,16 @@ pub trait Environment {
     /// The names of all variables.
     fn names(&self) -> Vec<String>;
 
-    /// The value of a variable, if it is set and is text.
+    /// The value of a variable that is set to text.
     fn get(&self, name: &str) -> Option<String>;
 
-    /// Whether a variable is set to something that is not UTF-8.
+    /// Whether a variable is set to a value that is not UTF-8.
     fn is_not_text(&self, _name: &str) -> bool {
         false
     }
 }
 
-/// A name that is not text can still look like an indexed variable. It is listed, and refused later.
+/// A name that is not UTF-8 may still look like an indexed variable; it is listed here and refused later.
 impl Environment for Snapshot {
     fn names(&self) -> Vec<String> {
         self.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
@@ -37,7 +37,7 @@ pub(super) mod fake {
     use super::Environment;
     use std::collections::BTreeMap;
 
-    /// Variables of a test.
+    /// The variables of a test.
     #[derive(Default)]
     pub(crate) struct FakeEnvironment {
         pub(crate) values: BTreeMap<String, String>,

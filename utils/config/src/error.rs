@@ -1,4 +1,4 @@
-//! What can be wrong with the configuration.
+//! Errors in the configuration.
 
 use core::fmt;
 use limits::RequestError;
@@ -7,30 +7,30 @@ use limits::shown::Cut;
 /// Characters of a value that an error shows.
 const SHOWN: usize = 160;
 
-/// A variable whose value cannot be used. It is displayed on one line, whatever the value contains.
+/// A variable with an unusable value. Displayed on one line, whatever the value contains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The value does not have the variable's form.
+    /// The value does not have the expected form.
     #[error("{}={}: {problem}; expected {accepted}", OneLine(variable), OneLine(value))]
     Value {
-        /// Name as set, index included.
+        /// Name as set, including the index.
         variable: String,
         /// The value.
         value: String,
         /// What is wrong with it.
         problem: String,
-        /// What would be right.
+        /// What would be accepted.
         accepted: &'static str,
     },
     /// The value is not UTF-8.
     #[error("{}: the value is not UTF-8; expected {accepted}", OneLine(variable))]
     NotText {
-        /// Name as set, index included.
+        /// Name as set, including the index.
         variable: String,
-        /// What would be right.
+        /// What would be accepted.
         accepted: &'static str,
     },
-    /// A name that starts like an indexed variable but does not end in an index.
+    /// The name continues like an indexed variable, but not with an index.
     #[error(
         "{}: '{}' is not a device index; expected {base}, {base}_0, {base}_1, ...",
         OneLine(variable),
@@ -39,7 +39,7 @@ pub enum ConfigError {
     Index {
         /// Name as set.
         variable: String,
-        /// What follows the base.
+        /// The text in place of the index.
         index: String,
         /// Name without index.
         base: &'static str,
@@ -54,23 +54,23 @@ pub enum ConfigError {
         variable: String,
         /// Name without index.
         base: &'static str,
-        /// What its value would be.
+        /// What its value would have to be.
         accepted: &'static str,
     },
-    /// Values that are valid alone but contradict each other.
+    /// Values that are valid by themselves but contradict each other.
     #[error(transparent)]
     Conflict(#[from] RequestError),
-    /// One of two variables that need each other.
+    /// Two variables that require each other, with only one set.
     #[error("{set} is set, but {missing} is not; set both or neither")]
     Incomplete {
-        /// The one that is set.
+        /// The variable that is set.
         set: &'static str,
-        /// The one that is not.
+        /// The variable that is not set.
         missing: &'static str,
     },
 }
 
-/// Shows a text on one line: control characters escaped, long texts cut.
+/// Shows text on one line: control characters escaped, long text cut.
 pub(super) struct OneLine<'a>(pub(super) &'a str);
 
 impl fmt::Display for OneLine<'_> {

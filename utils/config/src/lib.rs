@@ -1,9 +1,9 @@
-//! From environment variables to limits.
+//! From environment variables to limits, for the limiter and `sluice`.
 //!
-//! [`variables`] is the only table of what is read. [`settings`] reads the environment by it, in the forms of
-//! [`value`]. [`rules`] decides which setting is in force for a device, and its [`limits`] follow from that.
-//! No setting is dropped silently: a value that cannot be read is an error, an overruled one is in the
-//! effective line, one without effect is in the warnings.
+//! [`variables`] is the only table of variables. [`settings`] reads the environment by this table, in the forms of
+//! [`value`]. [`rules`] decides which setting applies to a device, which gives the device's [`limits`]. No setting is
+//! dropped silently: an unreadable value is an error, an overruled one is named in the effective line, and one without
+//! effect in the warnings.
 
 mod device_map;
 #[cfg(test)]
@@ -51,8 +51,8 @@ pub enum DaemonAddress {
     },
 }
 
-/// Who the process says it is. Anybody can set these hints, to any characters. They serve to tell sessions
-/// apart, not for trust and not as parts of a path.
+/// What the process says about its identity. Anybody can set these hints, to any characters: they distinguish sessions,
+/// but grant no trust and must not be parts of paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Identity {
     /// UID of the pod.
@@ -68,31 +68,30 @@ pub struct Identity {
 /// The configuration of this process.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The meaning of compute shares, unless a device's own settings say otherwise. It is `None` only if no
-    /// device can have a share.
+    /// The policy of compute shares, unless a device's own settings differ. `None` only if no device can have a share.
     pub policy: Policy,
     /// What happens to CUDA calls when the limiter itself fails.
     pub on_failure: OnFailure,
-    /// Where work waits while its session may not use the device.
+    /// Where work waits for a lease.
     pub gates: Gates,
-    /// Whether CUDA's functions are handled.
+    /// Whether CUDA calls are limited.
     pub cuda_hooks: bool,
-    /// Whether NVML's functions are handled.
+    /// Whether NVML calls are adjusted.
     pub nvml_hooks: bool,
     /// Whether all limits are switched off.
     pub control_disabled: bool,
-    /// Where the daemon listens, if one was named.
+    /// The daemon's address, if set.
     pub daemon: Option<DaemonAddress>,
-    /// Whether the node's daemon is used where its socket is to be seen: no socket was named, and the process was not
-    /// put into a session. A port is only read from.
+    /// Whether to use the node's daemon if its default socket is visible: no socket was set, and the process is in no
+    /// session. A TCP address does not count, because it only serves reading.
     pub finds_daemon: bool,
-    /// Directory of the session, if there is one.
+    /// Directory of the session, if set.
     pub session_dir: Option<PathBuf>,
-    /// Who the process says it is.
+    /// Hints about the process's identity.
     pub identity: Identity,
-    /// How much to log.
+    /// Log level.
     pub log: LogLevel,
-    /// Where to log, if not on standard error.
+    /// File to log to, instead of stderr.
     pub log_file: Option<PathBuf>,
     /// Accepted settings without effect, and settings that lift limits; one line each.
     pub warnings: Vec<String>,
@@ -104,7 +103,7 @@ impl Config {
     /// Reads all variables.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first that cannot be used.
+    /// [`ConfigError`] for the first unusable one.
     pub fn from_env(environment: &dyn Environment) -> Result<Self, ConfigError> {
         let settings = settings::read(environment)?;
         let mut chooser = Chooser { settings: &settings, overruled: Vec::new() };
@@ -129,7 +128,7 @@ impl Config {
         let session_dir = chooser.path(Meaning::SessionDir);
         let finds_daemon = session_dir.is_none() && chooser.value(Meaning::DaemonSocket).is_none();
         let mut warnings = without_effect(&settings, &rules);
-        // A process may lift its own limits only if it was not put into a session.
+        // Only a process outside any session may lift its own limits.
         let free = daemon.is_none() && session_dir.is_none();
         let mut lifts = |meaning, lifting: bool, effect: &str| {
             let setting = chooser.first(meaning)?;
@@ -188,14 +187,14 @@ impl Config {
         })
     }
 
-    /// The settings in force for a device. They may be used only if [`DeviceSettings::unresolved`] is empty
-    /// and there is no [`DeviceSettings::conflict`].
+    /// The settings that apply to a device. Usable only if [`DeviceSettings::unresolved`] is empty and there is no
+    /// [`DeviceSettings::conflict`].
     pub fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
         self.rules.decide(device)
     }
 
-    /// The limits that name a device which is not there. `count`: how many devices the node shows; `is_there`: whether
-    /// it has a device of this UUID.
+    /// Limits for devices that do not exist. `count`: number of the node's devices; `is_there`: whether the node has
+    /// the device with this UUID.
     pub fn absent(&self, count: u32, is_there: impl Fn(GpuId) -> bool) -> Vec<String> {
         self.rules.absent(|scope| match scope {
             Scope::Every => true,
@@ -204,8 +203,8 @@ impl Config {
         })
     }
 
-    /// The limits of each kind (memory, its part on the device, share, burst limit) of which none is for one of
-    /// `devices`: that kind would limit nothing there.
+    /// Limits of each kind (memory, its part on the device, share, burst limit) that apply to none of `devices`, so
+    /// that the kind limits nothing.
     pub fn for_none_of(&self, devices: &[DeviceIdentity]) -> Vec<String> {
         self.rules.for_none_of(devices)
     }
@@ -215,7 +214,7 @@ impl Config {
         self.rules.name_devices()
     }
 
-    /// Whether the size of a device matters, for [`DeviceSettings::session`].
+    /// Whether [`DeviceSettings::session`] needs the size of a device.
     pub fn needs_device_size(&self) -> bool {
         self.rules.need_total()
     }
@@ -225,8 +224,7 @@ impl Config {
         self.rules.limit_anything()
     }
 
-    /// Whether the session's pages account for what the process takes of each device. They do if it has a
-    /// limit, or belongs to a session that can be given one.
+    /// Whether the process must account for its use in the session's pages: it has a limit, or its session can get one.
     pub fn keeps_account(&self) -> bool {
         self.limits_anything() || self.session_dir.is_some()
     }
@@ -236,18 +234,18 @@ impl Config {
         self.rules.limit_compute()
     }
 
-    /// A text that is the same for processes with the same limits on `devices`, those of the node, and only for them.
+    /// A text that is equal for exactly those processes that have equal limits on the node's `devices`.
     pub fn limits_fingerprint(&self, devices: &[DeviceIdentity]) -> String {
         self.rules.fingerprint(devices)
     }
 
-    /// The configuration in force for these devices, in one line that names what is overruled.
+    /// The effective configuration for these devices in one line, with the overruled settings.
     pub fn effective_line(&self, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
         effective::line(self, devices)
     }
 }
 
-/// Picks the setting in force for each meaning and notes the others.
+/// Picks the setting that applies for each meaning, and collects the overruled ones.
 struct Chooser<'a> {
     settings: &'a [Setting],
     overruled: Vec<Overruled>,
@@ -313,7 +311,7 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
     ConfigError::Incomplete { set: name(set), missing: name(missing) }
 }
 
-/// A line for each variable that asks for something that is not done.
+/// A line for each setting without effect.
 fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
     let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
         (Meaning::MemoryLimit, Value::Unsaid) => Some("0 means no memory limit"),

@@ -1,11 +1,11 @@
-//! What is set for one device, and the session's limits that follow from it.
+//! The settings for one device, and the resulting limits of its session.
 
 use core::fmt;
 use limits::named::Names;
 use limits::request::{Device, Unused};
 use limits::{GpuId, Limits, Request, RequestError, env};
 
-/// The names of missing settings in errors.
+/// Names of missing settings in errors.
 pub(super) const NAMES: Names = Names {
     memory: env::MEMORY_LIMIT,
     real: env::MEMORY_REAL,
@@ -13,23 +13,23 @@ pub(super) const NAMES: Names = Names {
     balance: env::POLICY,
 };
 
-/// A device, by all the names that a limit's key can use.
+/// A device with all names that a limit's key may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
     /// Its UUID.
     pub uuid: GpuId,
-    /// Its index as NVML counts, if known.
+    /// NVML's index, if known.
     pub host_index: Option<u32>,
-    /// Its index as the program counts, if known.
+    /// CUDA's index in the process, if known.
     pub visible_index: Option<u32>,
 }
 
-/// A variable that was set but is overruled by another one.
+/// A variable that is overruled by another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overruled {
     /// The overruled variable.
     pub variable: String,
-    /// The variable in force.
+    /// The variable that applies.
     pub by: String,
 }
 
@@ -42,11 +42,11 @@ impl fmt::Display for Overruled {
 /// The settings for one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSettings {
-    /// The limits that they ask for.
+    /// The requested limits.
     pub request: Request,
-    /// Set for this device, to another value than the one in force.
+    /// Variables set for this device, with other values than those that apply.
     pub overruled: Vec<Overruled>,
-    /// Variables with an index as key that may be this device's: its index is unknown. If this is not empty,
+    /// Variables whose key is an index that may be this device's, because the device's index is unknown. If not empty,
     /// the request may be wrong and must not be used.
     pub unresolved: Vec<String>,
     /// A contradiction between settings. If there is one, the request must not be used.
@@ -65,10 +65,10 @@ impl Default for DeviceSettings {
 }
 
 impl DeviceSettings {
-    /// The limits of a session that begins with these settings, on a device of `total` bytes.
+    /// The initial limits of a session with these settings, on a device of `total` bytes.
     ///
     /// # Errors
-    /// A contradiction, or a figure that is needed and unknown.
+    /// A contradiction, or an unknown size that is needed.
     pub fn session(&self, total: Option<u64>) -> Result<Limits, RequestError> {
         let device = Device { name: "the device", total };
         self.request.over(&Limits::NONE, device, Unused::Ignored)

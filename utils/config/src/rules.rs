@@ -1,4 +1,4 @@
-//! Which of the configured limits is in force for a device.
+//! Decides which of the configured limits applies to a device.
 
 use super::limits::{DeviceIdentity, DeviceSettings, Overruled};
 use super::settings::{Scope, Setting};
@@ -9,7 +9,7 @@ use limits::request::{MemoryRequest, Unused};
 use limits::units::{Amount, PPM_ONE};
 use limits::{GpuId, Limits, Named, Policy, Priority, RequestError, env};
 
-/// One value for some devices.
+/// A value for some devices.
 #[derive(Clone, Debug)]
 struct LimitRule<T> {
     name: String,
@@ -19,13 +19,13 @@ struct LimitRule<T> {
 }
 
 impl<T> LimitRule<T> {
-    /// The same variable with another value.
+    /// Another value, under the same variable's name.
     fn with<U>(&self, value: U) -> Named<U> {
         Named::new(value, self.name.clone())
     }
 }
 
-/// Settings for the process, not for a device.
+/// Settings of the process as a whole.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Common {
     pub(super) weight: Option<Named<u32>>,
@@ -37,21 +37,21 @@ pub(super) struct Common {
 pub(super) struct Rules {
     memory: Vec<LimitRule<Amount>>,
     real: Vec<LimitRule<Amount>>,
-    /// Millionths.
+    /// In millionths.
     ratio: Vec<LimitRule<u64>>,
     oversold: Vec<LimitRule<bool>>,
-    /// Parts per million; `None` lifts the limit.
+    /// In parts per million; `None` lifts the limit.
     share: Vec<LimitRule<Option<u32>>>,
-    /// Parts per million.
+    /// In parts per million.
     soft: Vec<LimitRule<u32>>,
     policy: Option<LimitRule<Policy>>,
     common: Common,
-    /// The variable that switches all limits off.
+    /// The variable that switches off all limits.
     off: Option<String>,
 }
 
 impl Rules {
-    /// Takes the limits out of the settings. `policy`: the setting that decides the policy.
+    /// Extracts the limits from the settings. `policy`: the setting that decides the policy.
     pub(super) fn new(settings: &[Setting], policy: Option<&Setting>, common: Common) -> Self {
         let amount = |value: &Value| match value {
             Value::Amount(amount) => Some(*amount),
@@ -67,7 +67,7 @@ impl Rules {
             _ => None,
         });
         if let Some(LimitRule { value: Policy::None, system, name, .. }) = &policy {
-            // Placed before the limits of its own dialect and of later ones.
+            // Before the shares of the same dialect and of later ones.
             let place = share.partition_point(|rule| rule.system < *system);
             let lifts =
                 LimitRule { name: name.clone(), system: *system, scope: Scope::Every, value: None };
@@ -100,8 +100,7 @@ impl Rules {
         self.off = Some(variable);
     }
 
-    /// The general policy; a device's share may have another one. `None` if shares were asked for and each of
-    /// them is lifted.
+    /// The general policy; a device's share may have another one. `None` if shares were set and all of them are lifted.
     pub(super) fn policy(&self) -> Policy {
         let Some(rule) = &self.policy else { return Policy::Fixed };
         let earlier = |share: &LimitRule<Option<u32>>| share.system < rule.system;
@@ -113,7 +112,7 @@ impl Rules {
         }
     }
 
-    /// Whether a device's time can be limited, or settings that cannot be kept ask for it.
+    /// Whether a device's time can be limited, or contradictory settings ask for that.
     pub(super) fn limit_compute(&self) -> bool {
         let share = self.has_shares() || !self.soft.is_empty();
         self.off.is_none() && self.policy() != Policy::None && share
@@ -132,12 +131,12 @@ impl Rules {
         self.share.iter().any(|rule| rule.value.is_some())
     }
 
-    /// Whether idle time can be given out.
+    /// Whether a policy may grant idle time.
     pub(super) fn can_balance(&self) -> bool {
         self.has_shares() && (!self.soft.is_empty() || self.policy() == Policy::Balance)
     }
 
-    /// Whether a setting is meant for one device.
+    /// Whether a setting names a device.
     pub(super) fn name_devices(&self) -> bool {
         self.off.is_none() && self.scopes().into_iter().any(|scope| scope != Scope::Every)
     }
@@ -149,7 +148,7 @@ impl Rules {
         percent || self.oversold.iter().any(|rule| rule.value)
     }
 
-    /// The devices with settings.
+    /// The devices that settings name.
     fn scopes(&self) -> Vec<Scope> {
         fn of<T>(rules: &[LimitRule<T>]) -> impl Iterator<Item = Scope> {
             rules.iter().map(|rule| rule.scope)
@@ -159,8 +158,8 @@ impl Rules {
         memory.chain(of(&self.share)).chain(of(&self.soft)).collect()
     }
 
-    /// The limits, with their variables: memory, the part of it on the device, shares, and burst limits. A kind of
-    /// which each is lifted is none.
+    /// The limits by kind, with their variables: memory, its part on the device, shares, burst limits. A kind whose
+    /// limits are all lifted is empty.
     fn kinds(&self) -> [Vec<(&str, Scope)>; 4] {
         fn of<T>(rules: &[LimitRule<T>]) -> Vec<(&str, Scope)> {
             rules.iter().map(|rule| (rule.name.as_str(), rule.scope)).collect()
@@ -172,13 +171,13 @@ impl Rules {
         [of(&self.memory), of(&self.real), shares, of(&self.soft)]
     }
 
-    /// The limits for which `is_present` does not find the device that they name.
+    /// Limits for devices that `is_present` does not find.
     pub(super) fn absent(&self, is_present: impl Fn(Scope) -> bool) -> Vec<String> {
         let all = self.kinds().into_iter().flatten();
         all.filter(|(_, scope)| !is_present(*scope)).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// The limits of each kind of which none is for one of `devices`.
+    /// Limits of each kind that apply to none of `devices`.
     pub(super) fn for_none_of(&self, devices: &[DeviceIdentity]) -> Vec<String> {
         let is_for_none =
             |scope: Scope| devices.iter().all(|device| is_for(scope, device) == Some(false));
@@ -187,9 +186,9 @@ impl Rules {
         idle.flatten().map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// A contradiction for some named device, or for every device.
+    /// A contradiction for a named device, or for all devices.
     pub(super) fn conflict(&self) -> Option<RequestError> {
-        // This UUID stands for all devices that are not named.
+        // Stands for all devices that no setting names.
         let nobody = GpuId::from_bytes([0; 16]);
         let identity = |scope| match scope {
             Scope::Uuid(uuid) => (uuid, None, None),
@@ -228,7 +227,7 @@ impl Rules {
         let oversold = winner(&self.oversold, device, settings).filter(|rule| rule.value);
         let real = real.map(|rule| rule.with(Part::Amount(rule.value)));
         if settings.request.memory.is_none() {
-            // The others only modify a limit. A warning says that they have no effect.
+            // Ratio and oversold flag only modify a limit. A warning says that they have no effect.
             return real;
         }
         let ratio = ratio.map(|rule| rule.with(Part::Ratio(rule.value)));
@@ -247,7 +246,7 @@ impl Rules {
         settings: &mut DeviceSettings,
     ) {
         let mut soft = winner(&self.soft, device, settings);
-        // A dialect's settings are for its own shares and for those of later dialects.
+        // A dialect's settings apply to its own shares and to those of later dialects.
         if let (Some(limit), Some(share)) = (soft, share)
             && share.system < limit.system
         {
@@ -257,7 +256,7 @@ impl Rules {
         let mut policy = self.policy.as_ref().filter(|policy| {
             policy.value != Policy::None && share.is_none_or(|share| policy.system <= share.system)
         });
-        // Of one dialect only one of them can be meant.
+        // Within a dialect only one of the two can be meant.
         if let (Some(limit), Some(fixed)) = (soft, policy)
             && fixed.value == Policy::Fixed
         {
@@ -273,7 +272,7 @@ impl Rules {
         if let (Some(limit), Some(lifts)) = (soft, lifts)
             && lifts.system <= limit.system
         {
-            // Lifted on purpose, by the same dialect or an earlier one.
+            // Lifted deliberately, by the same dialect or an earlier one.
             settings.overruled.push(overruled(&limit.name, &lifts.name));
             soft = None;
         }
@@ -292,12 +291,12 @@ impl Rules {
         }
     }
 
-    /// A text that is the same for rules of the same names and values that limit `devices` in the same way.
+    /// A text that is equal for rules with equal names and values that limit `devices` equally.
     ///
-    /// A device that has another index for this process than on the node may have other limits here than for other
-    /// processes: it is named with them. Processes to which the limits come to the same share a session.
+    /// A device whose index differs between this process and the node may have other limits here than in other
+    /// processes, so such a device's limits are appended. Processes with equal texts share a session.
     pub(super) fn fingerprint(&self, devices: &[DeviceIdentity]) -> String {
-        // Made of names and values only: the next version of the library must find the same session.
+        // Only names and values: the next version of the library must find the same session.
         let mut text = String::new();
         describe(&mut text, &self.memory);
         describe(&mut text, &self.real);
@@ -336,7 +335,7 @@ fn describe<T: core::fmt::Debug>(text: &mut String, rules: &[LimitRule<T>]) {
     *text += "\n";
 }
 
-/// A ratio that changes nothing.
+/// A ratio without effect.
 const ONE: u64 = PPM_ONE as u64;
 
 fn overruled(variable: &str, by: &str) -> Overruled {
@@ -366,8 +365,7 @@ fn collect<T>(
     rules
 }
 
-/// The first rule for the device. What it overrules, and rules for a device that is unknown, go to
-/// `settings`.
+/// The first rule for the device. Overruled rules, and rules whose device is unknown, go to `settings`.
 fn winner<'a, T: PartialEq>(
     rules: &'a [LimitRule<T>],
     device: &DeviceIdentity,
@@ -388,7 +386,7 @@ fn winner<'a, T: PartialEq>(
     winner
 }
 
-/// `None`: unknown.
+/// Whether a rule applies to the device; `None`: unknown.
 fn is_for(scope: Scope, device: &DeviceIdentity) -> Option<bool> {
     match scope {
         Scope::Every => Some(true),

@@ -1,4 +1,4 @@
-//! From the environment to values, driven by the table.
+//! Reads the environment into typed settings, as the table of variables says.
 
 use super::environment::Environment;
 use super::error::ConfigError;
@@ -8,7 +8,7 @@ use limits::GpuId;
 use limits::gpu::GpuKey;
 use limits::units::parse_whole;
 
-/// Which devices a value is for, in order of priority.
+/// The devices that a value is for, in order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
     Uuid(GpuId),
@@ -17,20 +17,20 @@ pub(super) enum Scope {
     Every,
 }
 
-/// A variable that is set, or its part for one device.
+/// A variable that is set, or its entry for one device.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
     pub(super) variable: &'static Variable,
-    /// As set: with its index, or with its key inside the object.
+    /// As set: with the index, or with the key in the object.
     pub(super) name: String,
     pub(super) scope: Scope,
     pub(super) value: Value,
 }
 
-/// All settings, in the order of the table.
+/// Reads all settings, in the order of the table.
 ///
 /// # Errors
-/// The first value or index that cannot be read.
+/// The first unreadable value or index.
 pub(super) fn read(environment: &dyn Environment) -> Result<Vec<Setting>, ConfigError> {
     let names = environment.names();
     let mut settings = Vec::new();
@@ -76,13 +76,13 @@ const fn by_index(space: IndexSpace, number: u32) -> Scope {
     }
 }
 
-/// Refuses a name that looks like a limit for one device, of a variable that has no such form.
+/// Refuses a name that looks like a limit for one device, of a variable without an indexed form.
 fn refuse_indexed(
     environment: &dyn Environment,
     names: &[String],
     variable: &Variable,
 ) -> Result<(), ConfigError> {
-    // Other software has names that begin with these.
+    // Other software has variables whose names begin like this.
     let is_common = matches!(variable.system, System::TensorFusion | System::Kai);
     let is_indexed = |name: &&String| {
         let suffix = name.strip_prefix(variable.name).and_then(|rest| rest.strip_prefix('_'));
@@ -98,7 +98,7 @@ fn refuse_indexed(
     }
 }
 
-/// The indexed forms of a variable that are set, by index.
+/// The indexed forms of a variable that are set, sorted by index.
 fn indexed(
     environment: &dyn Environment,
     names: &[String],
@@ -139,7 +139,7 @@ fn value(
     };
     match variable.format.read(&text) {
         Ok(value) => Ok(Some(value)),
-        // Other software uses this name too. A value of that software says nothing to the limiter.
+        // Other software uses this name, too. Its values mean nothing here.
         Err(_) if matches!(variable.format, Format::LogVgpuController) => Ok(None),
         Err(problem) => {
             Err(ConfigError::Value { variable: name.to_owned(), value: text, problem, accepted })

@@ -1,31 +1,31 @@
-//! The variables that matter here, as they were at one moment.
+//! The relevant variables at one moment.
 //!
-//! A program may change its environment, or overwrite the memory that holds it, at any time. What limits it must
-//! not move with that.
+//! A program may change its environment, or the memory that holds it, at any time; its limits must not change with
+//! that.
 
 use super::error::OneLine;
 use super::variables::{Meaning, VARIABLES, Variable};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-/// Which devices a program sees, and in which order: read by the driver. Here they say what a visible index
-/// counts.
+/// The devices that a program sees, and their order. The driver reads this; here it determines what a visible index
+/// means.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// As [`VISIBLE_DEVICES`].
+/// Like [`VISIBLE_DEVICES`]: the order of devices.
 pub const DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
 
-/// Copies of the variables of the table, and of those that say what a visible index counts.
+/// Copies of the variables in the table, and of those that determine what a visible index means.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot(Vec<(OsString, OsString)>);
 
 impl Snapshot {
-    /// The present variables of this process.
+    /// Copies this process's current variables.
     #[must_use]
     pub fn take() -> Self {
         std::env::vars_os().collect()
     }
 
-    /// All of its variables.
+    /// All variables.
     pub fn iter(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.0.iter().map(|(name, value)| (name.as_os_str(), value.as_os_str()))
     }
@@ -36,7 +36,7 @@ impl Snapshot {
         self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// The same with another's variables of logging.
+    /// The same variables, with the log variables of `other`.
     #[must_use]
     pub fn with_log_of(self, other: &Self) -> Self {
         let logs = |name: &OsStr| {
@@ -47,8 +47,8 @@ impl Snapshot {
         Self(kept.chain(other.0.iter().filter(|(name, _)| logs(name)).cloned()).collect())
     }
 
-    /// The variables that ask for something else than `decided` holds, and would have had a say: those that
-    /// limit a session, and those that choose its daemon and what happens on a failure. Their names fit on a line.
+    /// Names of the variables that differ from `decided` and would matter: they limit a session, choose its daemon, or
+    /// decide what happens on a failure. Each name fits on a line.
     #[must_use]
     pub fn differing(&self, decided: &Self) -> Vec<String> {
         self.iter()
@@ -62,7 +62,7 @@ impl Snapshot {
     }
 }
 
-/// Keeps the variables that matter, the first of each name, as `getenv` does.
+/// Keeps the relevant variables, and the first of equal names, like `getenv`.
 impl FromIterator<(OsString, OsString)> for Snapshot {
     fn from_iter<T: IntoIterator<Item = (OsString, OsString)>>(variables: T) -> Self {
         let mut kept: Vec<(OsString, OsString)> = Vec::new();
@@ -78,7 +78,7 @@ impl FromIterator<(OsString, OsString)> for Snapshot {
     }
 }
 
-/// The row of a variable's name, with or without an index.
+/// The table's row for a variable, with or without an index.
 fn row(name: &[u8]) -> Option<&'static Variable> {
     VARIABLES.iter().find(|row| match name.strip_prefix(row.name.as_bytes()) {
         Some([]) => true,
@@ -87,7 +87,7 @@ fn row(name: &[u8]) -> Option<&'static Variable> {
     })
 }
 
-/// Whether a variable of this meaning has a say in what holds in a session.
+/// Whether variables of this meaning affect a session's limits.
 const fn decides(meaning: Meaning) -> bool {
     match meaning {
         Meaning::MemoryLimit
@@ -107,7 +107,7 @@ const fn decides(meaning: Meaning) -> bool {
         | Meaning::CudaHooks
         | Meaning::NvmlHooks
         | Meaning::ControlDisabled => true,
-        // The session's directory has a message of its own. The others move no limit.
+        // The session's directory has a separate message; the others do not affect limits.
         Meaning::SessionDir
         | Meaning::PodUid
         | Meaning::PodNamespace

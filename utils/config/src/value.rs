@@ -1,4 +1,4 @@
-//! The forms of values.
+//! The forms of variables' values, and their parsers.
 
 use super::device_map;
 use core::net::IpAddr;
@@ -10,7 +10,7 @@ use limits::{GpuId, Policy, Priority};
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-/// Longest accepted name, host or hint.
+/// Longest accepted name, host or hint, in bytes.
 const MAX_NAME: usize = 253;
 
 /// What happens to CUDA calls when the limiter itself fails.
@@ -23,36 +23,36 @@ pub enum OnFailure {
     Open,
 }
 
-/// Where work waits while its session may not use the device.
+/// Where work waits for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Gates {
-    /// Its stream waits, where the driver can have it do so.
+    /// In its stream, if the driver supports that.
     #[default]
     Stream,
-    /// The thread waits that launches it.
+    /// On the launching thread.
     Thread,
 }
 
-/// How much the limiter logs.
+/// Log level of the limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// Nothing beyond warnings about the configuration.
+    /// Only warnings about the configuration.
     #[default]
     Off,
     /// Failures.
     Error,
-    /// And what was decided otherwise than asked.
+    /// Also decisions that differ from what was requested.
     Warn,
-    /// And the effective configuration.
+    /// Also the effective configuration.
     Info,
-    /// And each decision.
+    /// Also each decision.
     Debug,
-    /// And each call.
+    /// Also each call.
     Trace,
 }
 
 impl LogLevel {
-    /// The level as the logger names it; `None` is off.
+    /// The level of crate `tracing`; `None` if off.
     pub const fn tracing(self) -> Option<tracing::Level> {
         match self {
             Self::Off => None,
@@ -74,14 +74,14 @@ pub(super) enum Share {
     Unlimited,
 }
 
-/// A value that has been read.
+/// A parsed value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Amount(Amount),
     /// In parts per million.
     Ratio(u64),
     Share(Share),
-    /// Per device; each value as it would be read alone.
+    /// Per device; each value parsed like a single one.
     Map(Vec<(GpuKey, Value)>),
     Flag(bool),
     Policy(Policy),
@@ -93,20 +93,20 @@ pub(super) enum Value {
     Path(PathBuf),
     Port(u16),
     Text(String),
-    /// 0, where that says nothing: what is set for every device holds, if anything is.
+    /// 0, where it has no effect: the value for every device applies, if there is one.
     Unsaid,
-    /// Read only to be checked.
+    /// Only validated.
     Checked,
 }
 
-/// How a value is written.
+/// The form of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// Bytes, or a number with a suffix, above 0; or percent of the device.
     Size,
-    /// As `Size`; 0 says nothing, and `0x` begins a hexadecimal number.
+    /// Like `Size`; 0 has no effect, and `0x` begins a hexadecimal number.
     SizeOrNoLimit,
-    /// A whole number of MiB; 0 says nothing.
+    /// A whole number of MiB; 0 has no effect.
     MebibytesOrNoLimit,
     /// JSON object of sizes by device.
     SizesByDevice,
@@ -114,7 +114,7 @@ pub(super) enum Format {
     Percent,
     /// JSON object of percents by device.
     PercentsByDevice,
-    /// As `Percent`; 100 is no limit, and 0 says nothing.
+    /// Like `Percent`; 100 is no limit, and 0 has no effect.
     PercentOrNoLimit,
     /// A decimal above 0.
     Ratio,
@@ -142,22 +142,22 @@ pub(super) enum Format {
     Weight,
     /// Comma list of GPU UUIDs.
     Uuids,
-    /// VGPU-Controller's numbers for where it runs.
+    /// VGPU-Controller's numbers for its environment.
     CompatibilityMode,
-    /// A path from the root.
+    /// An absolute path.
     AbsolutePath,
-    /// A path from the root, or none.
+    /// An absolute path, or none.
     Socket,
     /// IP address or host name.
     Host,
     /// TCP port.
     Port,
-    /// Text of one line.
+    /// One line of text.
     Text,
 }
 
 impl Format {
-    /// What is accepted, for people.
+    /// The accepted form, for people.
     pub(super) const fn accepted(self) -> &'static str {
         match self {
             Self::Size => {
@@ -207,10 +207,10 @@ impl Format {
         }
     }
 
-    /// Reads a value.
+    /// Parses a value.
     ///
     /// # Errors
-    /// What is wrong with it, to be followed by what is accepted.
+    /// What is wrong; the caller appends what is accepted.
     pub(super) fn read(self, text: &str) -> Result<Value, String> {
         let invalid = || "not valid".to_owned();
         match self {
@@ -229,7 +229,7 @@ impl Format {
                 let text = decimal(text.trim()).ok_or_else(invalid)?;
                 if parse_size(&text) == Ok(0) { Ok(Value::Unsaid) } else { Self::Size.read(&text) }
             }
-            // Spaces can be part of these.
+            // Spaces may be part of these values.
             Self::AbsolutePath | Self::Socket | Self::Text => self.scalar(text).ok_or_else(invalid),
             _ => self.scalar(text.trim()).ok_or_else(invalid),
         }
@@ -277,7 +277,7 @@ impl Format {
                 "4" | "5" | "6" | "7" | "8" | "9" => LogLevel::Debug,
                 name => level_name(name)?,
             }),
-            // Two numberings are in use; where they differ, the quieter reading holds.
+            // Two numberings are in use; where they differ, the quieter meaning applies.
             Self::LogVgpuController => Value::Level(match lower.as_str() {
                 "0" | "1" => LogLevel::Error,
                 "2" => LogLevel::Warn,
@@ -324,7 +324,7 @@ impl Format {
     }
 }
 
-/// A hexadecimal number in front of its suffix as a decimal one, for `strtoul` reads both. `None`: not one.
+/// Converts a hexadecimal number before its suffix to decimal, because `strtoul` parses both. `None`: not hexadecimal.
 fn decimal(text: &str) -> Option<Cow<'_, str>> {
     let Some(rest) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) else {
         return Some(Cow::Borrowed(text));
@@ -354,7 +354,7 @@ fn level_name(lower: &str) -> Option<LogLevel> {
     })
 }
 
-/// A ratio in parts per million, rounded down; `None`: not a decimal above 0, or beyond any use.
+/// Parses a ratio into parts per million, rounded down; `None`: not a decimal above 0, or absurdly large.
 fn ratio(text: &str) -> Option<u64> {
     const MOST: u64 = 1_000_000;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));

@@ -1,11 +1,11 @@
-//! The table of all environment variables, from which they are read and documented.
+//! The table of all environment variables: the source for reading and for `docs/environment.md`.
 //!
 //! The file is long because it is one table.
 
 use super::value::Format;
 use limits::env;
 
-/// Whose variable it is. In order of priority: where two systems set a limit, the earlier holds.
+/// The system that defines a variable. In order of priority: if two systems set a limit, the earlier one's applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum System {
     Sluice,
@@ -18,7 +18,7 @@ pub(super) enum System {
 }
 
 impl System {
-    /// Its name for people.
+    /// The system's name for people.
     #[cfg(test)]
     pub(super) const fn title(self) -> &'static str {
         match self {
@@ -33,14 +33,14 @@ impl System {
     }
 }
 
-/// What the index of a variable (`NAME_<i>`, or a number as key) counts.
+/// How the index of a variable (`NAME_<i>`, or a number as key) counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IndexSpace {
     /// The variable takes no index.
     None,
-    /// Devices as `nvidia-smi -L` lists them.
+    /// Like `nvidia-smi -L`.
     Host,
-    /// Devices as the program counts them.
+    /// Like CUDA in the program.
     Visible,
 }
 
@@ -48,15 +48,15 @@ pub(super) enum IndexSpace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     MemoryLimit,
-    /// How much of the limit may be on the device.
+    /// The part of the memory limit that may be on the device.
     MemoryReal,
-    /// The limit in relation to what of it may be on the device.
+    /// Ratio of the memory limit to the part that may be on the device.
     MemoryRatio,
-    /// Whether the limit may be larger than the device.
+    /// Whether the memory limit may exceed the device.
     MemoryOversold,
     ComputeLimit,
     ComputePolicy,
-    /// The share that is never exceeded.
+    /// The burst limit.
     SoftLimit,
     Weight,
     Priority,
@@ -75,7 +75,7 @@ pub(super) enum Meaning {
     ControlDisabled,
     Log,
     LogFile,
-    /// Checked, and rightly of no consequence.
+    /// Validated, but deliberately without effect.
     Ignored,
     /// Read by `libadd_path.so`, not here.
     AddPath,
@@ -89,19 +89,19 @@ pub(super) struct Variable {
     pub(super) meaning: Meaning,
     pub(super) format: Format,
     pub(super) index: IndexSpace,
-    /// For people: what it is for; for one without effect, why.
+    /// For people: the purpose, or why the variable has no effect.
     #[cfg_attr(not(test), allow(dead_code, reason = "read by the test that writes the document"))]
     pub(super) purpose: &'static str,
 }
 
 impl Variable {
-    /// Whether `NAME_<i>` is read besides `NAME`.
+    /// Whether `NAME_<i>` is read in addition to `NAME`.
     pub(super) fn takes_suffix(&self) -> bool {
         let map = matches!(self.format, Format::SizesByDevice | Format::PercentsByDevice);
         self.index != IndexSpace::None && !map
     }
 
-    /// Whether `NAME_<i>` is refused: it looks like a limit, and nobody reads it.
+    /// Whether `NAME_<i>` is refused: it looks like a limit, but is not read.
     pub(super) fn refuses_suffix(&self) -> bool {
         let limit = matches!(
             self.meaning,
@@ -119,7 +119,7 @@ const fn row(
     Variable { name, system, meaning, format, index, purpose }
 }
 
-/// All variables. The rows of one meaning stand together in order of priority.
+/// All variables. Rows with the same meaning are adjacent, in order of priority.
 pub(super) static VARIABLES: &[Variable] = {
     use Format as F;
     use IndexSpace as I;

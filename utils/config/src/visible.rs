@@ -1,15 +1,15 @@
-//! What a visible index counts.
+//! What a visible index means.
 
 use super::snapshot::{DEVICE_ORDER, Snapshot, VISIBLE_DEVICES};
 use limits::GpuId;
 use limits::gpu::GpuChoice;
 use std::ffi::OsStr;
 
-/// A device's index as a program counts that sees what `decided` says. `ordinal`: the number that the driver gave
-/// it, under the variables of `present`. `host_index`: as NVML counts.
+/// A device's index as counted by a program with the variables in `decided`. `ordinal`: the driver's number under the
+/// variables in `present`. `host_index`: NVML's.
 ///
-/// A program may choose other devices before its first call, or another order. Then its own count is not the one
-/// that the limits were set for, and must not move them: the index follows from `decided` alone.
+/// A program may choose other devices or another order before its first call. Its own numbering then differs from the
+/// one for which the limits were set, and must not move them: the index follows from `decided` alone.
 #[must_use]
 pub fn index(
     device: GpuId,
@@ -18,7 +18,7 @@ pub fn index(
     decided: &Snapshot,
     present: &Snapshot,
 ) -> Option<u32> {
-    // An empty list hides all devices, and an empty order is none.
+    // An empty list hides all devices; an empty order counts as unset.
     let set = |of: &Snapshot, name: &str| {
         let value = of.value(OsStr::new(name)).map(OsStr::to_owned);
         value.filter(|value| name == VISIBLE_DEVICES || !value.is_empty())
@@ -28,7 +28,7 @@ pub fn index(
     if let Some(ordinal) = ordinal.filter(|_| same) {
         return Some(ordinal);
     }
-    // Unless another order was chosen, the host's is taken for the driver's.
+    // Unless another order was chosen, the driver's order is the host's.
     let host_index = host_index()
         .filter(|_| set(decided, DEVICE_ORDER).is_none_or(|order| order == "PCI_BUS_ID"));
     let Some(list) = set(decided, VISIBLE_DEVICES) else { return host_index };
@@ -39,8 +39,8 @@ pub fn index(
     u32::try_from(position).ok()
 }
 
-/// The host's index of the only device that a process sees by `present`, where NVML does not tell it: as it was chosen,
-/// or the first where none was.
+/// NVML's index of the only device that a process sees under `present`, if NVML does not tell: the chosen index, or 0
+/// if none was chosen.
 #[must_use]
 pub fn only_index(present: &Snapshot) -> Option<u32> {
     match present.value(OsStr::new(VISIBLE_DEVICES)) {
@@ -59,7 +59,7 @@ mod tests {
 
     const UUID: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
 
-    /// `-`: the variable is not set.
+    /// `-`: the variable is unset.
     fn seen(devices: &str) -> Snapshot {
         let set = |devices| (OsString::from(VISIBLE_DEVICES), OsString::from(devices));
         Some(devices).filter(|devices| *devices != "-").map(set).into_iter().collect()
@@ -84,7 +84,7 @@ mod tests {
         {
             assert_eq!(only_index(&seen(chosen)), expected, "{chosen}");
         }
-        // No device was to be seen, so none has a number.
+        // No device was visible, so none has an index.
         for present in ["-", "0,1", "1", UUID] {
             assert_eq!(count(Some(0), "", present), None, "{present}");
         }

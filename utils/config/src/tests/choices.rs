@@ -1,4 +1,4 @@
-//! The settings that are not limits.
+//! Settings other than limits.
 
 use super::super::{ConfigError, DaemonAddress, DeviceIdentity, Gates, LogLevel, OnFailure};
 use super::{UUID, config, device, limits};
@@ -28,7 +28,7 @@ fn the_daemon_is_a_socket_or_a_port() {
     let pair = [("HYPERVISOR_IP", "10.0.0.1"), ("HYPERVISOR_PORT", "8000")];
     let tcp = DaemonAddress::Tcp { host: "10.0.0.1".to_owned(), port: 8000 };
     let by_port = config(pair).unwrap();
-    // Leases do not come from there: the node's socket is looked for.
+    // Leases are not served over TCP: the node's socket is looked for.
     assert!(by_port.daemon == Some(tcp) && by_port.finds_daemon);
     let both =
         config([pair[0], pair[1], ("SLUICE_DAEMON", "/run/sluice/hypervisor.sock")]).unwrap();
@@ -243,7 +243,7 @@ fn the_effective_line_says_what_holds_and_why() {
     );
 }
 
-/// Nothing that looks like a limit is dropped in silence.
+/// Nothing that looks like a limit is dropped silently.
 #[test]
 fn an_index_where_none_is_read_is_refused() {
     for name in [
@@ -287,7 +287,7 @@ fn limits_for_devices_that_are_not_there_are_found() {
 
 #[test]
 fn a_kind_of_limit_that_is_for_no_visible_device_is_found() {
-    // Host index 3, and the program's first.
+    // Host index 3, visible index 0.
     let seen = [device(UUID, 3, 0)];
     let idle = |pairs: [(&str, &str); 2]| config(pairs).unwrap().for_none_of(&seen);
     let memory = "TENSOR_FUSION_CUDA_MEM_LIMIT";
@@ -298,13 +298,13 @@ fn a_kind_of_limit_that_is_for_no_visible_device_is_found() {
     assert_eq!(idle([(memory, r#"{"0": "1g"}"#), ("VCUDA_MEMORY_LIMIT", "1g")]), none);
     assert_eq!(idle([("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), log]), none);
     assert_eq!(idle([("CUDA_DEVICE_MEMORY_LIMIT_3", "1g"), log]), ["CUDA_DEVICE_MEMORY_LIMIT_3"]);
-    // The other kind holds.
+    // The other limit applies.
     assert_eq!(idle([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT_0", "9")]), ["CUDA_CORE_LIMIT_0"]);
-    // Lifted on purpose.
+    // Lifted deliberately.
     assert_eq!(idle([("CUDA_DEVICE_SM_LIMIT_1", "9"), ("CUDA_DEVICE_SM_LIMIT_0", "100")]), none);
     assert_eq!(idle([("CUDA_DEVICE_SM_LIMIT_1", "100"), log]), none);
     assert_eq!(idle([("CUDA_CORE_LIMIT_0", "9"), ("SLUICE_POLICY", "none")]), none);
-    // What cannot be told is refused where the device is used.
+    // What is unknown is refused when the device is used.
     let unknown = DeviceIdentity { host_index: None, ..seen[0] };
     let limits = config([(memory, r#"{"0": "1g"}"#)]).unwrap();
     assert_eq!(limits.for_none_of(&[unknown]), none);

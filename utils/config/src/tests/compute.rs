@@ -1,4 +1,4 @@
-//! Policies, soft limits, weights and priorities.
+//! Policies, burst limits, weights and priorities.
 
 use super::super::ConfigError;
 use super::{UUID, config, device, limits};
@@ -17,7 +17,7 @@ fn a_share_is_fixed_unless_something_else_is_asked_for() {
     assert_eq!((plain.soft_ppm, plain.priority), (None, Priority::High));
     let balance = session([SHARE, ("SLUICE_POLICY", "balance")]);
     assert_eq!((balance.policy, balance.soft_ppm), (Policy::Balance, None));
-    // libvgpu's policy holds only for libvgpu's shares.
+    // libvgpu's policy applies only to libvgpu's shares.
     let default = ("GPU_CORE_UTILIZATION_POLICY", "default");
     assert_eq!(session([SHARE, default]).policy, Policy::Fixed);
     assert_eq!(session([("CUDA_DEVICE_SM_LIMIT", "30"), default]).policy, Policy::Balance);
@@ -32,7 +32,7 @@ fn a_soft_limit_balances_up_to_itself() {
     }
     let equal = session([SHARE, ("CUDA_CORE_SOFT_LIMIT", "30")]);
     assert_eq!(equal.soft_ppm, Some(300_000));
-    // The soft limit holds only for its own device.
+    // The burst limit applies only to its own device.
     let other = config([SHARE, ("CUDA_CORE_SOFT_LIMIT_0", "60")]).unwrap();
     let other = other.limits_for(&device(UUID, 3, 1)).session(None).unwrap().compute;
     assert_eq!((other.policy, other.soft_ppm), (Policy::Fixed, None));
@@ -64,7 +64,7 @@ fn a_soft_limit_that_cannot_be_meant_is_refused() {
     }
     let fixed = config([SHARE, ("SLUICE_SOFT_LIMIT", "{\"0\": 60}"), ("SLUICE_POLICY", "fixed")]);
     assert!(matches!(fixed, Err(ConfigError::Conflict(_))));
-    // Meant for one device, and known only when that device is.
+    // Set for one device, and detected only when that device is known.
     let config = config([("CUDA_CORE_LIMIT_3", "50"), ("CUDA_CORE_SOFT_LIMIT_1", "20")]);
     assert!(matches!(config, Err(ConfigError::Conflict(_))));
 }
@@ -78,11 +78,11 @@ fn systems_settings_are_for_their_own_shares_and_later_ones() {
     assert_eq!(kept.overruled[0].variable, "CUDA_CORE_SOFT_LIMIT");
     let native_soft = session([native, ("SLUICE_SOFT_LIMIT", "{\"3\": 60}")]);
     assert_eq!(native_soft.soft_ppm, Some(600_000));
-    // A native policy overrules another dialect's soft limit ...
+    // A native policy overrules another dialect's burst limit ...
     let fixed = limits([SHARE, soft, ("SLUICE_POLICY", "fixed")]);
     assert_eq!(fixed.session(None).unwrap().compute.policy, Policy::Fixed);
     assert_eq!(fixed.overruled[0].to_string(), "CUDA_CORE_SOFT_LIMIT by SLUICE_POLICY");
-    // ... and that one overrules the policy of a later dialect.
+    // ... and a burst limit overrules the policy of a later dialect.
     let force = ("GPU_CORE_UTILIZATION_POLICY", "force");
     let balance = limits([("CUDA_DEVICE_SM_LIMIT", "30"), soft, force]);
     assert_eq!(balance.session(None).unwrap().compute.policy, Policy::Balance);

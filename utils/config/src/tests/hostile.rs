@@ -1,5 +1,5 @@
-//! Values made to do harm: every variable gets each of them. The result is one short error line, or a
-//! configuration without a limit that nobody could mean.
+//! Hostile values: every variable gets each of them. The result is one short error line, or a configuration without an
+//! unintended limit.
 
 use super::super::value::Format;
 use super::super::variables::VARIABLES;
@@ -50,7 +50,7 @@ fn every_index_stands_every_text() {
     for variable in VARIABLES.iter().filter(|row| row.takes_suffix()) {
         for index in values() {
             let name = format!("{}_{index}", variable.name);
-            // Valid for every form of a variable with an index.
+            // Valid for every indexed variable.
             let good = if variable.format == Format::Size { "1g" } else { "1" };
             let environment = FakeEnvironment::from([(name.as_str(), good)]);
             let error = match Config::from_env(&environment) {
@@ -79,7 +79,7 @@ fn a_snapshot_says_what_is_set_and_what_is_not_text() {
     assert!(Config::from_env(&taken).is_err());
 }
 
-/// A value in which numbers, units and JSON are mixed up.
+/// Values that mix numbers, units and JSON.
 const MIXED: &str = r#"[{]?"?(GPU-|MIG-|[0-9a-f-]{0,3})"?:?[-+]?[0-9]{0,4}[.]?[0-9]{0,12}[eE]?[kKmMgGtTiIbB% ]{0,4}"?[}]?"#;
 
 /// Returns whether the value is accepted.

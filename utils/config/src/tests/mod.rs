@@ -1,4 +1,4 @@
-//! What each variable does, which of several is in force, and that hostile values are refused.
+//! Effects of each variable, precedence among them, and refusal of hostile values.
 
 mod choices;
 mod compute;

@@ -7,7 +7,7 @@ use limits::RequestError;
 const GIB: u64 = 1 << 30;
 const DEVICE: Option<u64> = Some(16 * GIB);
 
-/// The limit and the part that may be on a device of 16 GiB.
+/// The limit, and the part on the device, for a device of 16 GiB.
 fn memory<const N: usize>(pairs: [(&str, &str); N]) -> (u64, Option<u64>) {
     let memory = limits(pairs).session(DEVICE).unwrap().memory.unwrap();
     (memory.limit, memory.real)
@@ -23,7 +23,7 @@ fn a_percentage_is_of_the_device() {
     ] {
         assert_eq!(memory([(name, value)]), (8 * GIB, None), "{name}");
         assert!(config([(name, value)]).unwrap().needs_device_size(), "{name}");
-        // Without the device's size the limit is an error; it is never dropped.
+        // Without the device's size the limit is an error and never dropped.
         let problem = limits([(name, value)]).session(None).unwrap_err().to_string();
         assert!(problem.starts_with(name) && problem.contains("50%"), "{problem}");
     }
@@ -68,7 +68,7 @@ fn the_most_exact_one_holds_and_the_others_are_named() {
     let expected = ["CUDA_MEM_RATIO", "CUDA_OVERSUBSCRIBE"];
     assert_eq!(overruled, expected.map(|name| format!("{name} by SLUICE_MEM_REAL[3]")));
     assert_eq!(memory([set[0], set[1], set[2]]), (24 * GIB, Some(8 * GIB)));
-    // Of two switches the earlier dialect's is in force.
+    // Of two switches the earlier dialect's applies.
     assert_eq!(memory([set[0], set[1], ("CUDA_MEM_OVERSOLD", "false")]).1, None);
 }
 
@@ -82,7 +82,7 @@ fn a_part_needs_a_whole() {
     let expected = "SLUICE_MEM_REAL[3] 3GiB is more than CUDA_MEM_LIMIT 2GiB";
     let error = config([("CUDA_MEM_LIMIT", "2g"), real]).unwrap_err();
     assert_eq!(error.to_string(), expected);
-    // Known only when the device is.
+    // Detected only when the device is known.
     let problem = limits([("CUDA_MEM_LIMIT", "12.5%"), real]).session(DEVICE).unwrap_err();
     assert!(matches!(problem, RequestError::RealAboveLimit { .. }));
     assert_eq!(problem.to_string(), expected);

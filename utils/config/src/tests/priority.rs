@@ -1,4 +1,4 @@
-//! Which of several limits is in force.
+//! Precedence among several limits.
 
 use super::super::{Config, DeviceIdentity};
 use super::{FakeEnvironment, OTHER, UUID, config, device, limits};
@@ -64,7 +64,7 @@ fn each_compute_variable_limits_the_share() {
     }
 }
 
-/// libvgpu and tensor-fusion go on without a limit of memory then.
+/// libvgpu and tensor-fusion then continue without a memory limit.
 #[test]
 fn zero_is_no_memory_limit_where_its_system_says_so() {
     for (name, value) in [
@@ -83,7 +83,7 @@ fn zero_is_no_memory_limit_where_its_system_says_so() {
     for name in ["CUDA_MEM_LIMIT", "VCUDA_MEMORY_LIMIT", "GPU_MEMORY_LIMIT"] {
         assert!(config([(name, "0")]).is_err(), "{name}");
     }
-    // Names of other software.
+    // Variables of other software.
     for name in ["GPU_MEMORY_LIMIT_MB", "TF_GPU_MEMORY_LIMIT_MB"] {
         assert!(config([(name, "x")]).is_ok(), "{name}");
     }
@@ -195,7 +195,7 @@ fn libvgpu_can_say_that_there_is_no_compute_limit() {
         assert_eq!(config.limits_for(&device(UUID, 0, 0)).ppm(), None);
         assert!(!config.limits_anything(), "{value}");
     }
-    // As in that library: 100 for one device lifts the limit of all devices, 0 leaves it.
+    // As in libvgpu: 100 for one device lifts the limit of all devices, 0 leaves it.
     for (value, share) in [("100", None), ("0", Some(500_000)), ("30", Some(300_000))] {
         let limits = limits([("CUDA_DEVICE_SM_LIMIT", "50"), ("CUDA_DEVICE_SM_LIMIT_1", value)]);
         assert_eq!(limits.ppm(), share, "{value}");
@@ -263,7 +263,7 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
         unresolved([("CUDA_DEVICE_SM_LIMIT_0", "10"), ("VCUDA_MEMORY_LIMIT", "2k")]),
         (Some(2048), vec!["CUDA_DEVICE_SM_LIMIT_0".to_owned()])
     );
-    // Variables after the one in force do not matter.
+    // Variables after the one that applies do not matter.
     assert_eq!(
         unresolved([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json), ("CUDA_MEM_LIMIT_0", "1k")]),
         (Some(9), vec![])
@@ -274,7 +274,7 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
 fn a_slice_is_named_by_its_own_kind_of_uuid() {
     let slice = UUID.replace("GPU", "mig");
     let json = format!("{{\"{slice}\": \"1GiB\"}}");
-    // CUDA gives the bits alone.
+    // CUDA returns only the bits.
     assert_eq!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json)]).bytes(), Some(GIB));
     let twice = format!("{{\"{slice}\": \"1GiB\", \"{UUID}\": \"2GiB\"}}");
     let error = config([("TENSOR_FUSION_CUDA_MEM_LIMIT", &twice)]).unwrap_err().to_string();
@@ -322,7 +322,7 @@ fn fingerprints_tell_limits_apart() {
     }
 }
 
-/// The limits of a device are those of its session, so processes to which they are others have another one.
+/// Limits belong to a session, so processes with different limits need different sessions.
 #[test]
 fn fingerprints_tell_apart_what_a_visible_index_means() {
     let of = |pairs: &[(&str, &str)], devices: &[DeviceIdentity]| {
@@ -341,7 +341,7 @@ fn fingerprints_tell_apart_what_a_visible_index_means() {
     assert!(prints[0] != prints[1] && prints[1] != prints[2] && prints[0] != prints[2]);
     let one = [("CUDA_DEVICE_SM_LIMIT_0", "30")];
     assert_ne!(of(&one, &all), of(&one, &second));
-    // The same for each device, and what is not meant for one.
+    // Equal for each device, and settings for no device.
     let same = [("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "4096m")];
     assert_eq!(of(&same, &all), of(&same, &second));
     for others in ["CUDA_DEVICE_MEMORY_LIMIT", "CUDA_MEM_LIMIT_0"] {

@@ -1,4 +1,4 @@
-//! Every row of the table, by its form: good values are read, bad ones refused.
+//! Every row of the table, by form: good values are parsed, bad ones refused.
 
 use super::super::value::{Format, LogLevel};
 use super::super::variables::{Meaning, VARIABLES};
@@ -66,7 +66,7 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
     (values(good), values(bad))
 }
 
-/// The configuration with the variable set to the value, and with the other variables that it needs.
+/// The configuration with this variable, and with others that it requires.
 fn set(name: &str, value: &str) -> Result<Config, ConfigError> {
     let mut environment = FakeEnvironment::from([(name, value)]);
     for (one, other, valid) in [
