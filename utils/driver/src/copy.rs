@@ -1,4 +1,4 @@
-//! Descriptors of copies (`cuda.h`, CUDA 13.0; the forms of CUDA 2 from its internal part).
+//! Descriptors of copies (`cuda.h`, CUDA 13.0; those of CUDA 2 from the header's internal part).
 
 use super::cuda::{Array, Context, DevicePtr, MemLocation};
 use core::ffi::{c_uchar, c_uint, c_void};
@@ -12,7 +12,7 @@ pub const MEMORY_HOST: c_uint = 1;
 pub const MEMORY_DEVICE: c_uint = 2;
 /// `CU_MEMORYTYPE_ARRAY`
 pub const MEMORY_ARRAY: c_uint = 3;
-/// `CU_MEMORYTYPE_UNIFIED`: host or device, as the address says.
+/// `CU_MEMORYTYPE_UNIFIED`: host or device, depending on the address.
 pub const MEMORY_UNIFIED: c_uint = 4;
 
 /// `CU_MEMCPY_OPERAND_TYPE_POINTER`
@@ -28,7 +28,7 @@ pub struct Side2d {
     pub x: usize,
     /// Row.
     pub y: usize,
-    /// `CUmemorytype`: which of the next three counts.
+    /// `CUmemorytype`: selects one of the next three fields.
     pub kind: c_uint,
     /// Host address.
     pub host: *const c_void,
@@ -36,7 +36,7 @@ pub struct Side2d {
     pub device: DevicePtr,
     /// Array.
     pub array: Array,
-    /// Distance of rows in bytes; not for arrays.
+    /// Distance between rows in bytes; not for arrays.
     pub pitch: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Side3d {
     pub z: usize,
     /// Level of detail: 0.
     pub lod: usize,
-    /// `CUmemorytype`: which of the next three counts.
+    /// `CUmemorytype`: selects one of the next three fields.
     pub kind: c_uint,
     /// Host address.
     pub host: *const c_void,
@@ -76,7 +76,7 @@ pub struct Side3d {
     pub array: Array,
     /// The side's context in `CUDA_MEMCPY3D_PEER`, null in `CUDA_MEMCPY3D`.
     pub context: Context,
-    /// Distance of rows in bytes; not for arrays.
+    /// Distance between rows in bytes; not for arrays.
     pub pitch: usize,
     /// Rows of a layer; not for arrays.
     pub height: usize,
@@ -98,7 +98,8 @@ pub struct Copy3d {
     pub depth: usize,
 }
 
-/// `CUDA_MEMCPY2D_v1`, of CUDA 3.1. Flat: its sides are not padded to a multiple of eight bytes.
+/// `CUDA_MEMCPY2D_v1`, of CUDA 3.1. Without nested structs, because its sides are not padded to a multiple of eight
+/// bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields of `Copy2d`")]
@@ -214,15 +215,15 @@ impl From<Copy3dV1> for Copy3d {
 pub struct CopyAttributes {
     /// `CUmemcpySrcAccessOrder`: 1 stream, 2 during the call, 3 any.
     pub order: c_uint,
-    /// Where the source is, for managed memory.
+    /// Location of the source, for managed memory.
     pub from_hint: MemLocation,
-    /// Where the destination is, for managed memory.
+    /// Location of the destination, for managed memory.
     pub to_hint: MemLocation,
     /// `CUmemcpyFlags`
     pub flags: c_uint,
 }
 
-/// Lengths in the elements of a batched 3-D copy.
+/// Size of a batched 3-D copy, in elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extent {
@@ -254,17 +255,17 @@ pub union OperandBody {
     pub array: ArrayOperand,
 }
 
-/// An address with the shape of what lies there.
+/// An address, with the shape of its memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PointerOperand {
-    /// Where the copy begins.
+    /// Start of the copy.
     pub address: DevicePtr,
-    /// Elements of a row, 0 for the copy's own.
+    /// Elements per row; 0: as in the copy.
     pub row: usize,
-    /// Rows of a layer, 0 for the copy's own.
+    /// Rows per layer; 0: as in the copy.
     pub height: usize,
-    /// Where it is, for managed memory.
+    /// Location, for managed memory.
     pub hint: MemLocation,
 }
 
@@ -286,9 +287,9 @@ pub struct BatchedCopy3d {
     pub from: Operand,
     /// Destination.
     pub to: Operand,
-    /// How much.
+    /// Size of the copy.
     pub extent: Extent,
-    /// As in [`CopyAttributes`].
+    /// Like [`CopyAttributes::order`].
     pub order: c_uint,
     /// `CUmemcpyFlags`
     pub flags: c_uint,
@@ -300,9 +301,9 @@ pub struct BatchedCopy3d {
 pub struct DecompressParams {
     /// Compressed bytes.
     pub from_bytes: usize,
-    /// Bytes expected, or 0.
+    /// Expected bytes, or 0.
     pub to_bytes: usize,
-    /// Out: bytes that came out.
+    /// Out: decompressed bytes.
     pub actual_bytes: *mut u32,
     /// Address of the compressed bytes.
     pub from: *const c_void,

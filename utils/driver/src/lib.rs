@@ -1,7 +1,8 @@
-//! The driver's C types, as far as Sluice uses them.
+//! C types and constants of the CUDA driver API and NVML, as far as Sluice uses them: for the limiter, the simulated
+//! driver and the tenant.
 //!
-//! Enumerations are integers here. A value that this code does not know must be passed on
-//! unchanged, which a Rust `enum` cannot do.
+//! C enumerations are integers here, because unknown values must be passed on unchanged, which a Rust `enum` cannot
+//! represent.
 
 #![forbid(unsafe_code)]
 

@@ -38,7 +38,7 @@ impl NvmlReturn {
 /// `nvmlDevice_t`
 pub type NvmlDevice = *mut c_void;
 
-/// `nvmlMemory_t`, in bytes. `used` includes what the driver reserves.
+/// `nvmlMemory_t`, in bytes. `used` includes memory reserved by the driver.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -77,7 +77,7 @@ pub const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessInfoV1 {
-    /// Process id as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: c_uint,
     /// Device memory in bytes.
     pub used_gpu_memory: u64,
@@ -87,7 +87,7 @@ pub struct ProcessInfoV1 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessInfoV2 {
-    /// Process id as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: c_uint,
     /// Device memory in bytes.
     pub used_gpu_memory: u64,
@@ -101,7 +101,7 @@ pub struct ProcessInfoV2 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessDetail {
-    /// Process id as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: c_uint,
     /// Device memory in bytes.
     pub used_gpu_memory: u64,
@@ -119,9 +119,9 @@ pub struct ProcessDetail {
 pub struct ProcessDetailList {
     /// [`PROCESS_DETAIL_LIST_VERSION`], set by the caller.
     pub version: c_uint,
-    /// Which processes (`nvmlProcessMode_t`): 0 compute, 1 graphics, 2 MPS, 3 all.
+    /// Kind of processes (`nvmlProcessMode_t`): 0 compute, 1 graphics, 2 MPS, 3 all.
     pub mode: c_uint,
-    /// The length of `list` on the way in, the number of entries found on the way out.
+    /// In: length of `list`. Out: number of entries.
     pub count: c_uint,
     /// The caller's array.
     pub list: *mut ProcessDetail,
@@ -136,13 +136,13 @@ pub const PROCESS_DETAIL_LIST_VERSION: c_uint =
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessUtilizationSample {
-    /// Process id as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: c_uint,
     /// Microseconds since 1970.
     pub time: u64,
-    /// Kernels.
+    /// Time in which kernels ran.
     pub kernels: c_uint,
-    /// Memory traffic.
+    /// Time in which memory was read or written.
     pub memory: c_uint,
     /// Video encoder.
     pub encoder: c_uint,
@@ -156,11 +156,11 @@ pub struct ProcessUtilizationSample {
 pub struct ProcessUtilizationInfo {
     /// Microseconds since 1970.
     pub time: u64,
-    /// Process id as the driver's host sees it.
+    /// Process id in the pid namespace of the driver's host.
     pub pid: c_uint,
-    /// Kernels.
+    /// Time in which kernels ran.
     pub kernels: c_uint,
-    /// Memory traffic.
+    /// Time in which memory was read or written.
     pub memory: c_uint,
     /// Video encoder.
     pub encoder: c_uint,
@@ -178,9 +178,9 @@ pub struct ProcessUtilizationInfo {
 pub struct ProcessesUtilizationInfo {
     /// [`PROCESSES_UTILIZATION_VERSION`], set by the caller.
     pub version: c_uint,
-    /// The length of `list` on the way in, the number of entries found on the way out.
+    /// In: length of `list`. Out: number of entries.
     pub count: c_uint,
-    /// Only samples after this time are wanted.
+    /// Only samples after this time are returned, in microseconds since 1970.
     pub last_seen: u64,
     /// The caller's array.
     pub list: *mut ProcessUtilizationInfo,

@@ -1,4 +1,4 @@
-//! Arrays and their sparse form.
+//! Arrays and sparse arrays.
 
 use super::handle::AllocationHandle;
 use core::ffi::{c_uint, c_void};
@@ -9,9 +9,9 @@ pub const RESOURCE_ARRAY: c_uint = 0;
 pub const RESOURCE_MIPMAPPED_ARRAY: c_uint = 1;
 /// `CUDA_ARRAY3D_CUBEMAP`
 pub const ARRAY3D_CUBEMAP: c_uint = 4;
-/// `CUDA_ARRAY3D_SPARSE`: memory is mapped tile by tile.
+/// `CUDA_ARRAY3D_SPARSE`: memory is mapped by tiles.
 pub const ARRAY3D_SPARSE: c_uint = 0x40;
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped afterwards, as a whole.
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped later, as a whole.
 pub const ARRAY3D_DEFERRED_MAPPING: c_uint = 0x80;
 /// `CU_MEM_OPERATION_TYPE_MAP`
 pub const OPERATION_MAP: c_uint = 1;
@@ -113,21 +113,21 @@ pub struct ArrayMapInfo {
     pub resource_type: c_uint,
     /// The array's handle.
     pub resource: *mut c_void,
-    /// 0 for a level, 1 for the tail of small levels.
+    /// 0 for a mipmap level, 1 for the mip tail.
     pub subresource_type: c_uint,
-    /// Keeps the union at a multiple of eight.
+    /// Aligns the union to eight bytes.
     pub padding: c_uint,
-    /// Level: level, layer, offsets, extents. Tail: layer, (padding), offset and size, 64 bits each.
+    /// Level: level, layer, offsets, extents. Mip tail: layer, (padding), offset and size, 64 bits each.
     pub subresource: [c_uint; 8],
     /// 1 maps, 2 unmaps.
     pub mem_operation_type: c_uint,
     /// 0, `CU_MEM_HANDLE_TYPE_GENERIC`.
     pub mem_handle_type: c_uint,
-    /// What is mapped; zero when unmapping.
+    /// The allocation to map; zero for unmapping.
     pub mem_handle: AllocationHandle,
-    /// Where in it.
+    /// Offset in the allocation, in bytes.
     pub offset: u64,
-    /// The device, one bit.
+    /// The device, as one bit.
     pub device_bit_mask: c_uint,
     /// Zero.
     pub flags: c_uint,
@@ -141,11 +141,11 @@ pub struct ArrayMapInfo {
 pub struct SparseProperties {
     /// Width, height and depth of a tile in elements.
     pub tile_extent: [c_uint; 3],
-    /// First level of the tail.
+    /// First level of the mip tail.
     pub miptail_first_level: c_uint,
-    /// Bytes of the tail.
+    /// Size of the mip tail, in bytes.
     pub miptail_size: u64,
-    /// Whether all layers share a tail.
+    /// Whether all layers share one mip tail.
     pub flags: c_uint,
     /// Unused.
     pub reserved: [c_uint; 4],

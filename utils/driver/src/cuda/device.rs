@@ -1,4 +1,4 @@
-//! Devices, and the parts of them that green contexts are made of.
+//! Devices, and the device resources of green contexts.
 
 use super::handle::Device;
 use core::ffi::c_uint;
@@ -7,7 +7,7 @@ use core::ffi::c_uint;
 pub const DEV_RESOURCE_SM: c_uint = 1;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`
 pub const GREEN_DEFAULT_STREAM: c_uint = 1;
-/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`: whether contexts of a device are shared by an MPS server.
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`: whether an MPS server shares contexts of the device.
 pub const DEVICE_MPS_ENABLED: c_uint = 133;
 /// The driver's marker for an ordinal that names no device (`CU_DEVICE_INVALID`).
 pub const DEVICE_INVALID: Device = -2;
@@ -16,7 +16,7 @@ pub const DEVICE_INVALID: Device = -2;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Uuid {
-    /// The 16 bytes; NVML prints the same ones after `GPU-`.
+    /// The 16 bytes that NVML prints after `GPU-`.
     pub bytes: [u8; 16],
 }
 
@@ -26,9 +26,9 @@ pub struct Uuid {
 pub struct DevSmResource {
     /// Multiprocessors.
     pub sm_count: c_uint,
-    /// Least number of a partition.
+    /// Smallest number of multiprocessors in a partition.
     pub min_sm_partition_size: c_uint,
-    /// Their number is a multiple of this.
+    /// Partitions have a multiple of this number of multiprocessors.
     pub sm_coscheduled_alignment: c_uint,
 }
 
@@ -38,7 +38,7 @@ pub struct DevSmResource {
 pub struct DevResource {
     /// `CUdevResourceType`
     pub kind: c_uint,
-    /// The driver's own.
+    /// Internal to the driver.
     pub padding: [u8; 92],
     /// For [`DEV_RESOURCE_SM`].
     pub sm: DevSmResource,

@@ -1,4 +1,4 @@
-//! Memory of other interfaces.
+//! External memory: imported from other APIs.
 
 use super::array::Array3dDescriptor;
 use core::ffi::{c_int, c_uint};
@@ -16,9 +16,9 @@ pub const EXTERNAL_DMABUF_FD: c_uint = 9;
 pub struct ExternalMemoryHandleDesc {
     /// `CUexternalMemoryHandleType`
     pub kind: c_uint,
-    /// Keeps the union at a multiple of eight.
+    /// Aligns the union to eight bytes.
     pub padding: c_uint,
-    /// The descriptor, for [`EXTERNAL_MEMORY_OPAQUE_FD`].
+    /// The file descriptor, for [`EXTERNAL_MEMORY_OPAQUE_FD`].
     pub fd: c_int,
     /// The rest of the union.
     pub rest: [c_int; 3],
@@ -34,7 +34,7 @@ pub struct ExternalMemoryHandleDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ExternalMemoryBufferDesc {
-    /// Where in the object.
+    /// Offset in the memory object, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub size: u64,
@@ -48,7 +48,7 @@ pub struct ExternalMemoryBufferDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ExternalMemoryMipmapDesc {
-    /// Where in the object.
+    /// Offset in the memory object, in bytes.
     pub offset: u64,
     /// The first level.
     pub array: Array3dDescriptor,

@@ -28,11 +28,11 @@ pub const GRAPH_RESERVED_CURRENT: c_uint = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MemAllocNodeParams {
-    /// The pool that the allocation comes from, by properties.
+    /// Properties of the pool that the allocation comes from.
     pub pool_props: PoolProps,
-    /// Extra access.
+    /// Access rights beyond the pool's.
     pub access_descs: *const AccessDesc,
-    /// Its length.
+    /// Length of `access_descs`.
     pub access_desc_count: usize,
     /// Size in bytes.
     pub bytesize: usize,
@@ -41,7 +41,7 @@ pub struct MemAllocNodeParams {
 }
 
 impl MemAllocNodeParams {
-    /// Nothing asked for.
+    /// All fields zero.
     pub const EMPTY: Self = Self {
         pool_props: PoolProps {
             kind: 0,
@@ -73,11 +73,11 @@ pub struct KernelNodeParams {
     pub shared_mem_bytes: c_uint,
     /// Pointers to the arguments.
     pub kernel_params: *mut *mut c_void,
-    /// Or a packed argument buffer.
+    /// Alternatively a packed argument buffer.
     pub extra: *mut *mut c_void,
-    /// `CUkernel`, used where `function` is null.
+    /// `CUkernel`, used if `function` is null.
     pub kernel: Function,
-    /// The context to run in, null for the current one.
+    /// The context to run in; null: the current one.
     pub context: Context,
 }
 
@@ -85,7 +85,7 @@ pub struct KernelNodeParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct HostNodeParams {
-    /// What is called.
+    /// The called function.
     pub function: Option<HostFunction>,
     /// Its argument.
     pub user_data: *mut c_void,
@@ -109,7 +109,7 @@ pub struct GraphNodeParams {
     pub kind: c_uint,
     /// Reserved, zero.
     pub reserved0: [c_int; 3],
-    /// The kind's own parameters.
+    /// Parameters of the kind.
     pub body: GraphNodeBody,
     /// Reserved, zero.
     pub reserved2: i64,
@@ -119,7 +119,7 @@ pub struct GraphNodeParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union GraphNodeBody {
-    /// Its full size.
+    /// The union's full size.
     pub reserved1: [i64; 29],
     /// For [`NODE_KERNEL`].
     pub kernel: KernelNodeParams,

@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Parameters of kernel launches.
 
 use super::handle::{Function, Stream};
 use core::ffi::{c_uint, c_void};
@@ -17,7 +17,7 @@ pub struct LaunchConfig {
     pub stream: Stream,
     /// `CUlaunchAttribute` list.
     pub attrs: *mut c_void,
-    /// Its length.
+    /// Length of `attrs`.
     pub num_attrs: c_uint,
 }
 
@@ -33,7 +33,7 @@ pub struct LaunchParams {
     pub block: [c_uint; 3],
     /// Dynamic shared memory per block, in bytes.
     pub shared_mem_bytes: c_uint,
-    /// The stream, of the device that shall run this part.
+    /// The stream; its device runs this part.
     pub stream: Stream,
     /// Pointers to the arguments.
     pub kernel_params: *mut *mut c_void,

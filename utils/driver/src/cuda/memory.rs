@@ -1,4 +1,4 @@
-//! Memory: where it is, pools, sharing.
+//! Memory: attributes, locations, pools, sharing.
 
 use core::ffi::{c_int, c_uint, c_ushort, c_void};
 
@@ -33,7 +33,7 @@ pub struct IpcMemHandle {
     pub reserved: [u8; 64],
 }
 
-/// `CUipcEventHandle`: as large, and as opaque.
+/// `CUipcEventHandle`: same size, also opaque.
 pub type IpcEventHandle = IpcMemHandle;
 
 /// `CUmemLocation`
@@ -54,7 +54,7 @@ pub struct AllocationProp {
     pub kind: c_uint,
     /// `CUmemAllocationHandleType`
     pub handle_types: c_uint,
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: MemLocation,
     /// Unused on Linux.
     pub win32_handle_meta_data: *mut c_void,
@@ -63,7 +63,7 @@ pub struct AllocationProp {
 }
 
 impl AllocationProp {
-    /// Nothing asked for.
+    /// All fields zero.
     pub const EMPTY: Self = Self {
         kind: 0,
         handle_types: 0,
@@ -81,11 +81,11 @@ pub struct PoolProps {
     pub kind: c_uint,
     /// `CUmemAllocationHandleType`
     pub handle_types: c_uint,
-    /// Where the pool's memory is.
+    /// Location of the pool's memory.
     pub location: MemLocation,
     /// Unused on Linux.
     pub win32_security_attributes: *mut c_void,
-    /// Upper bound in bytes, 0 for the device's.
+    /// Upper bound in bytes; 0: the device's.
     pub max_size: usize,
     /// Bit mask of usages.
     pub usage: c_ushort,
@@ -97,7 +97,7 @@ pub struct PoolProps {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Which device or host gets access.
+    /// The device or host that gets access.
     pub location: MemLocation,
     /// `CUmemAccess_flags`: 0 none, 1 read, 3 read and write.
     pub flags: c_uint,
@@ -107,9 +107,9 @@ pub struct AccessDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MulticastProp {
-    /// Devices that take part.
+    /// Participating devices.
     pub num_devices: c_uint,
-    /// Bytes that can be bound on each.
+    /// Bytes that can be bound on each device.
     pub size: usize,
     /// Bit mask of `CUmemAllocationHandleType`.
     pub handle_types: u64,

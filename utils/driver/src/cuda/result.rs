@@ -1,8 +1,8 @@
-//! Outcomes of driver calls.
+//! Results of driver calls.
 
 use core::ffi::c_uint;
 
-/// `CUresult`: the outcome of a driver call.
+/// `CUresult`: the result of a driver call.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[must_use]
@@ -13,7 +13,7 @@ macro_rules! results {
         impl CuResult {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// The constant's name in `cuda.h`, or `None` for a code that is not listed here.
+            /// The constant's name in `cuda.h`; `None` for an unlisted code.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {

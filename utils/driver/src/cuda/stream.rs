@@ -4,16 +4,16 @@ use super::handle::{DevicePtr, Stream};
 use super::result::CuResult;
 use core::ffi::{c_uint, c_void};
 
-/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
+/// `CU_STREAM_NON_BLOCKING`: no implicit synchronization with the legacy default stream.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_STREAM_LEGACY`: the default stream, whatever the compile-time choice. A null stream means
-/// this one, except in `_ptsz` functions, where it means [`STREAM_PER_THREAD`].
+/// `CU_STREAM_LEGACY`: the legacy default stream, regardless of compile options. A null stream means this one, except
+/// in `_ptsz` functions, where it means [`STREAM_PER_THREAD`].
 pub const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`
 pub const STREAM_PER_THREAD: usize = 2;
-/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, in cyclic order.
+/// `CU_STREAM_WAIT_VALUE_GEQ`: wait until the word has reached the value, in cyclic order.
 pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
-/// `CU_STREAM_WAIT_VALUE_AND`: until the word has one of the value's bits.
+/// `CU_STREAM_WAIT_VALUE_AND`: wait until the word has one of the value's bits.
 pub const STREAM_WAIT_VALUE_AND: c_uint = 2;
 /// `CU_STREAM_MEM_OP_WAIT_VALUE_32`
 const WAIT_VALUE_32: c_uint = 1;
@@ -38,7 +38,7 @@ pub type HostFunction = extern "C" fn(*mut c_void);
 /// `CUstreamCallback`
 pub type StreamCallback = extern "C" fn(Stream, CuResult, *mut c_void);
 
-/// `CUstreamBatchMemOpParams`: a union, of which all members but the barrier have this shape.
+/// `CUstreamBatchMemOpParams`: a union whose members, except the barrier, have this shape.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamOperation {
@@ -46,9 +46,9 @@ pub struct StreamOperation {
     pub operation: c_uint,
     /// The barrier's flags.
     pub barrier: c_uint,
-    /// Of the word.
+    /// Address of the word.
     pub address: DevicePtr,
-    /// Of 32 bits the lower half.
+    /// The value; for 32 bits the lower half.
     pub value: u64,
     /// `CUstreamWaitValue_flags`, or `CUstreamWriteValue_flags`.
     pub flags: c_uint,
@@ -63,13 +63,13 @@ impl StreamOperation {
         Self { operation, barrier: 0, address, value, flags, reserved: 0, alias: 0, pad: 0 }
     }
 
-    /// The stream waits for a word, as the flags say.
+    /// Makes the stream wait for a word, as `flags` say.
     #[must_use]
     pub const fn wait(address: DevicePtr, value: u32, flags: c_uint) -> Self {
         Self::new(WAIT_VALUE_32, address, value, flags)
     }
 
-    /// The stream writes a word.
+    /// Makes the stream write a word.
     #[must_use]
     pub const fn write(address: DevicePtr, value: u32) -> Self {
         Self::new(WRITE_VALUE_32, address, value, 0)
