@@ -1,10 +1,10 @@
-//! Finds out what is built. Whatever cannot be found out is `unknown`.
+//! Determines commit, profile, target and compiler of a build; `unknown` if undeterminable.
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// A package is built without a repository: its maker says the commit by this.
+/// Sets the commit of a package that is built without a repository.
 const SAID: &str = "SLUICE_COMMIT";
 
 fn main() {
@@ -12,7 +12,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed={SAID}");
     let profile = env::var("PROFILE").unwrap_or_default();
     let said = env::var(SAID).ok().filter(|commit| is_one_word(commit));
-    // Everyday builds do not ask: each commit would build all that depends on this anew.
+    // Debug builds do not look up the commit: each commit would rebuild everything that depends on this crate.
     let commit = said.or_else(|| (profile == "release").then(commit).flatten());
     for (name, value) in [
         ("BUILD_COMMIT", commit),
@@ -29,9 +29,9 @@ fn is_one_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|letter| letter.is_ascii_graphic() && letter != '"')
 }
 
-/// The commit, with `-modified` where files differed from it when this was built first after a commit.
+/// The commit, with `-modified` if files differed from it at the first build after that commit.
 fn commit() -> Option<String> {
-    // It grows with each commit and each checkout.
+    // This log changes with each commit and checkout.
     let path = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     if Path::new(&path).exists() {
         println!("cargo::rerun-if-changed={path}");
@@ -42,7 +42,7 @@ fn commit() -> Option<String> {
 }
 
 fn git(arguments: &[&str]) -> Option<String> {
-    // Only this source's own repository: a package may be unpacked inside of another one.
+    // Only this source's own repository, because a package may be unpacked inside another one.
     let root = env::var("CARGO_MANIFEST_DIR").ok()? + "/../..";
     if !Path::new(&root).join(".git").exists() {
         return None;

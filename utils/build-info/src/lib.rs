@@ -1,33 +1,33 @@
-//! What a program or library was built from, and how.
+//! Version, commit, profile, target and compiler of a program or library, for `--version --verbose` and `sluice
+//! doctor`.
 //!
-//! A library carries this as one line of text that begins with [`MARK`], so that a program reads it out
-//! of the file without loading it.
+//! A library carries them as one line of text that begins with [`MARK`], so that a program can read them from the file
+//! without loading it.
 
 #![forbid(unsafe_code)]
 
-/// The version.
+/// Version of the workspace.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit, with `-modified` where files differed from it. `unknown`: it was built without a
-/// repository, or as everyday builds are.
+/// The commit, with `-modified` if files differed from it. `unknown`: built without a repository, or as a debug build.
 pub const COMMIT: &str = env!("BUILD_COMMIT");
 
 /// `release` or `debug`.
 pub const PROFILE: &str = env!("BUILD_PROFILE");
 
-/// What it was built for.
+/// Target triple of the build.
 pub const TARGET: &str = env!("BUILD_TARGET");
 
-/// The compiler's version.
+/// Version of the compiler.
 pub const RUSTC: &str = env!("BUILD_RUSTC");
 
-/// What the line in a library begins with. It ends with a line feed.
+/// Beginning of the line in a library. The line ends with a line feed.
 pub const MARK: &str = "\nsluice-build: ";
 
-/// The longest line that is looked for.
+/// Longest line that is searched for, in bytes.
 const LONGEST: usize = 1024;
 
-/// The parts of the line about a library or program.
+/// The parts of the line that describes a library or program.
 #[must_use]
 pub const fn parts<'a>(name: &'a str, features: &'a str, engine: &'a str) -> [&'a str; 15] {
     [
@@ -49,7 +49,7 @@ pub const fn parts<'a>(name: &'a str, features: &'a str, engine: &'a str) -> [&'
     ]
 }
 
-/// How many bytes some parts are together.
+/// Total length of the parts, in bytes.
 #[must_use]
 pub const fn length(parts: &[&str]) -> usize {
     let (mut index, mut sum) = (0, 0);
@@ -60,7 +60,7 @@ pub const fn length(parts: &[&str]) -> usize {
     sum
 }
 
-/// The parts as one text.
+/// Concatenates the parts.
 #[must_use]
 pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
     let mut all = [0; LENGTH];
@@ -77,7 +77,7 @@ pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
     all
 }
 
-/// The line that a library carries.
+/// The line in a library's file, if there is one.
 #[must_use]
 pub fn line_in(library: &[u8]) -> Option<&str> {
     let mark = MARK.as_bytes();
@@ -85,7 +85,7 @@ pub fn line_in(library: &[u8]) -> Option<&str> {
     places.filter_map(|(at, _)| line_at(&library[at + mark.len()..])).next()
 }
 
-/// A program that reads such lines has the mark itself, with no line behind it.
+/// The line after a mark, if there is one: a program that reads such lines contains the bare mark.
 fn line_at(rest: &[u8]) -> Option<&str> {
     let rest = &rest[..rest.len().min(LONGEST)];
     let end = rest.iter().position(|&byte| byte == b'\n')?;
@@ -107,7 +107,7 @@ pub fn are_asked_for(arguments: impl IntoIterator<Item = std::ffi::OsString>) ->
     version && verbose
 }
 
-/// What `--version` of a program says with `--verbose`: one fact a line.
+/// The output of `--version --verbose`: one fact per line.
 #[must_use]
 pub fn told(name: &str, features: &[&str], more: &[(&str, &str)]) -> String {
     let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_line_is_found_among_other_bytes() {
         let mut file = vec![0xff; 100];
-        // Something that only looks like it.
+        // Looks like the line, but is not one.
         file.extend(MARK.as_bytes());
         file.extend([0; 10]);
         file.extend(LINE);
