@@ -1,44 +1,45 @@
-//! Header blocks (HPACK, RFC 7541).
+//! Header blocks (HPACK, RFC 7541): decoded, and encoded again with a valid authority.
 
 use http::uri::Authority;
 use loona_hpack::Decoder;
 use loona_hpack::decoder::DecoderError;
 
-/// What is written in place of an authority that a server of `h2` refuses.
+/// Replacement for an authority that a server based on `h2` refuses.
 pub const INSTEAD: &str = "localhost";
-/// How long a header block may be, as it comes.
+/// Longest encoded header block, in bytes.
 pub const MOST_BLOCK: usize = 32 << 10;
-/// How long it may be when it is decoded: names, values, and 32 bytes for each, as SETTINGS_MAX_HEADER_LIST_SIZE counts.
+/// Longest decoded header block, in bytes: names, values, and 32 bytes per field, as SETTINGS_MAX_HEADER_LIST_SIZE
+/// counts.
 pub const MOST_LIST: usize = 64 << 10;
 const EACH: usize = 32;
 
 const AUTHORITY: &[u8] = b":authority";
-/// "Literal without indexing, new name": nothing is remembered of it.
+/// "Literal without indexing, new name": adds nothing to the table.
 const LITERAL: u8 = 0;
 
-/// Why a header block cannot be written again.
+/// Why a header block cannot be rewritten.
 #[derive(Debug)]
 pub(crate) enum BadBlock {
     Malformed(DecoderError),
     TooLong,
 }
 
-/// Decodes blocks in the order in which they come.
+/// Decodes a connection's blocks, in order.
 pub(crate) struct Blocks(Decoder<'static>);
 
 impl Blocks {
-    /// The receiver has announced a table of this size.
+    /// `table_size`: the table size that the receiver has announced.
     pub(crate) fn new(table_size: usize) -> Self {
         let mut decoder = Decoder::new();
         decoder.set_max_allowed_table_size(table_size);
         Self(decoder)
     }
 
-    /// The same fields without any reference to a table, with an authority that is one.
+    /// Encodes the block's fields again without references to a table, and with a valid authority.
     pub(crate) fn rewrite(&mut self, block: &[u8]) -> Result<Vec<u8>, BadBlock> {
         let mut written = Vec::with_capacity(block.len() * 2);
         let mut length = 0;
-        // What refers to a long entry of the table is short itself: the sum is looked at as it grows.
+        // A reference to a long table entry is short itself, so the sum is checked while decoding.
         let decoded = self.0.decode_with_cb(block, |name, value| {
             length += name.len() + value.len() + EACH;
             if length <= MOST_LIST {
@@ -51,7 +52,7 @@ impl Blocks {
     }
 }
 
-/// The same test as in `h2`.
+/// The authority, or its replacement; the same test as in `h2`.
 fn accepted(authority: &[u8]) -> &[u8] {
     if Authority::try_from(authority).is_ok() { authority } else { INSTEAD.as_bytes() }
 }
@@ -64,7 +65,7 @@ fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-/// An integer with a prefix of 7 bits (section 5.1), which says "not Huffman" by the eighth.
+/// Writes an integer with a prefix of 7 bits (section 5.1); the eighth bit says "not Huffman".
 fn write_length(out: &mut Vec<u8>, length: usize) {
     const PREFIX: usize = 0x7f;
     if length < PREFIX {
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_short_block_that_is_long_decoded_is_refused() {
-        // A field of 3000 bytes goes into the table (62) and is named 30 times more.
+        // A field of 3000 bytes goes into the table (index 62) and is referenced 30 times.
         let mut block = vec![0x40, 1, b'a', 0x7f, 0xb9, 0x16];
         block.extend([b'x'; 3000]);
         block.extend([0x80 | 62; 30]);

@@ -1,24 +1,24 @@
-//! Frames of HTTP/2 (RFC 9113, section 4.1), as far as header blocks need them.
+//! HTTP/2 frames (RFC 9113, section 4.1), as far as header blocks need them.
 
-/// What a client sends first.
+/// The connection preface, which a client sends first.
 pub(crate) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How long a frame's head is.
+/// Length of a frame's head, in bytes.
 pub(crate) const HEAD: usize = 9;
-/// How much every receiver takes in one frame.
+/// Longest payload that every receiver accepts, in bytes.
 pub(crate) const MOST_PAYLOAD: usize = 1 << 14;
 
-/// The frame that begins a header block.
+/// Frame type that begins a header block.
 pub(crate) const HEADERS: u8 = 1;
-/// The frame that goes on with one.
+/// Frame type that continues a header block.
 pub(crate) const CONTINUATION: u8 = 9;
 
-/// The header block ends with this frame.
+/// Flag: the header block ends with this frame.
 pub(crate) const END_HEADERS: u8 = 0x4;
-/// Padding follows the payload, its length stands before it.
+/// Flag: padding follows the payload, and its length precedes the payload.
 pub(crate) const PADDED: u8 = 0x8;
-/// A priority stands before the header block.
+/// Flag: a priority precedes the header block.
 pub(crate) const PRIORITY: u8 = 0x20;
-/// How long that is.
+/// Length of a priority, in bytes.
 pub(crate) const PRIORITY_LENGTH: usize = 5;
 
 /// A frame's head.
@@ -27,7 +27,7 @@ pub(crate) struct Head {
     pub(crate) length: usize,
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    /// With the reserved bit as it came.
+    /// Including the reserved bit.
     pub(crate) stream: u32,
 }
 
@@ -45,7 +45,7 @@ impl Head {
     }
 }
 
-/// Writes a frame of at most [`MOST_PAYLOAD`].
+/// Writes a frame with at most [`MOST_PAYLOAD`] bytes.
 pub(crate) fn write(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[&[u8]]) {
     let length: usize = payload.iter().map(|part| part.len()).sum();
     let [.., high, middle, low] = length.to_be_bytes();

@@ -1,8 +1,8 @@
-//! Lets a Rust server of HTTP/2 be called by grpc-go over a Unix socket.
+//! Lets grpc-go call a Rust HTTP/2 server over a Unix socket.
 //!
-//! grpc-go sends the socket's path as `:authority`, as it is or percent-encoded. Neither is an authority, so the
-//! crate `h2` refuses the call. [`AuthorityStream`] stands between the socket and the server and writes
-//! `localhost` in such a place. [`Rewriter`] is the same without I/O.
+//! grpc-go sends the socket's path as `:authority`, plain or percent-encoded. Neither is a valid authority, so the
+//! crate `h2` refuses the call. [`AuthorityStream`] wraps the accepted connection and replaces such an authority by
+//! `localhost`. [`Rewriter`] does the same without I/O.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! What a client of HTTP/2 sends, with an authority that is one. No I/O.
+//! Rewrites an HTTP/2 client's byte stream so that every authority is valid. No I/O;
+//! [`AuthorityStream`](crate::AuthorityStream) uses this.
 
 use core::fmt;
 use core::mem;
@@ -11,39 +12,39 @@ use crate::frame::{
     PRIORITY_LENGTH,
 };
 
-/// In how many frames a header block may come.
+/// Most frames of a header block.
 pub const MOST_FRAMES: usize = 64;
-/// HTTP/2's default.
+/// HTTP/2's default size of the header table.
 const TABLE_SIZE: usize = 4096;
-/// A frame's length of padding, its priority, and padding.
+/// Most bytes of a HEADERS frame beside the block: padding length, priority and padding.
 const BESIDE_BLOCK: usize = 1 + PRIORITY_LENGTH + 255;
 
 /// Why a stream is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// It is another protocol.
+    /// The client speaks another protocol.
     #[error("not HTTP/2: the stream does not begin with its preface")]
     NotHttp2,
-    /// A frame of a header block is longer than a header block may be.
+    /// An encoded header block is too long.
     #[error("stream {stream}: a header block of more than {MOST_BLOCK} bytes")]
     BlockTooLong {
         /// The stream.
         stream: u32,
     },
-    /// What it decodes to is.
+    /// A decoded header block is too long.
     #[error("stream {stream}: header fields of more than {MOST_LIST} bytes")]
     ListTooLong {
         /// The stream.
         stream: u32,
     },
-    /// A header block comes in too many pieces.
+    /// A header block has too many frames.
     #[error("stream {stream}: a header block in more than {MOST_FRAMES} frames")]
     TooManyFrames {
         /// The stream.
         stream: u32,
     },
-    /// There is less in a frame than it says.
+    /// A frame is shorter than its flags require.
     #[error("stream {stream}: a HEADERS frame of {length} bytes lacks its padding or priority")]
     FrameTooShort {
         /// The stream.
@@ -51,7 +52,7 @@ pub enum AuthorityError {
         /// The frame's length.
         length: usize,
     },
-    /// Something else comes before a header block's end.
+    /// Another frame interrupts a header block.
     #[error(
         "a frame of type {kind} on stream {stream}, where the header block of stream {expected} has to go on"
     )]
@@ -60,10 +61,10 @@ pub enum AuthorityError {
         kind: u8,
         /// The stream.
         stream: u32,
-        /// The stream of the header block.
+        /// Stream of the open header block.
         expected: u32,
     },
-    /// A header block goes on that has not begun.
+    /// A header block is continued that has not begun.
     #[error("stream {stream}: CONTINUATION without HEADERS")]
     Unexpected {
         /// The stream.
@@ -74,7 +75,7 @@ pub enum AuthorityError {
     Malformed {
         /// The stream.
         stream: u32,
-        /// Why.
+        /// The decoder's reason.
         reason: DecoderError,
     },
 }
@@ -83,20 +84,20 @@ pub enum AuthorityError {
 pub struct Rewriter {
     blocks: Blocks,
     state: State,
-    /// The header block that has begun.
+    /// The header block in progress.
     open: Option<OpenBlock>,
 }
 
 enum State {
-    /// So much of the preface has come.
+    /// Bytes of the preface received so far.
     Preface(usize),
-    /// A frame's head, and how much of it has come.
+    /// A frame's head, and its bytes received so far.
     Head([u8; HEAD], usize),
-    /// So much of a frame is left that passes as it is.
+    /// Bytes left of a frame that is passed on unchanged.
     Passes(usize),
-    /// A part of a header block.
+    /// A frame of a header block, received so far.
     Gathers(Head, Vec<u8>),
-    /// Nothing passes any more.
+    /// The stream was refused.
     Refused(AuthorityError),
 }
 
@@ -104,7 +105,7 @@ const BETWEEN_FRAMES: State = State::Head([0; HEAD], 0);
 
 struct OpenBlock {
     stream: u32,
-    /// The flags of HEADERS.
+    /// Flags of the HEADERS frame.
     flags: u8,
     priority: Vec<u8>,
     fragments: Vec<u8>,
@@ -124,16 +125,16 @@ impl fmt::Debug for Rewriter {
 }
 
 impl Rewriter {
-    /// For a server that announces this SETTINGS_HEADER_TABLE_SIZE. The default is that of HTTP/2, 4096.
+    /// A rewriter for a server that announces this SETTINGS_HEADER_TABLE_SIZE. HTTP/2's default is 4096.
     #[must_use]
     pub fn with_table_size(bytes: usize) -> Self {
         Self { blocks: Blocks::new(bytes), state: State::Preface(0), open: None }
     }
 
-    /// Takes the next bytes of the client, and adds what the server is to read to `out`.
+    /// Takes the client's next bytes, and appends the bytes for the server to `out`.
     ///
     /// # Errors
-    /// [`AuthorityError`], now and from now on. What came before the fault is in `out`.
+    /// [`AuthorityError`], now and at every later call. `out` contains everything before the fault.
     pub fn push(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), AuthorityError> {
         while !bytes.is_empty() {
             let state = mem::replace(&mut self.state, BETWEEN_FRAMES);
@@ -148,7 +149,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Takes some of the bytes, one at least.
+    /// Consumes at least one byte.
     fn step(
         &mut self,
         state: State,
@@ -194,7 +195,7 @@ impl Rewriter {
         }
     }
 
-    /// A frame begins.
+    /// Starts a frame whose head is complete.
     fn begin(&mut self, bytes: [u8; HEAD], out: &mut Vec<u8>) -> Result<State, AuthorityError> {
         let head = Head::read(bytes);
         let Head { length, kind, stream, .. } = head;
@@ -224,7 +225,7 @@ impl Rewriter {
         Ok(BETWEEN_FRAMES)
     }
 
-    /// A frame of a header block has come.
+    /// Takes a complete frame of a header block.
     fn gathered(
         &mut self,
         head: Head,
@@ -273,7 +274,7 @@ impl OpenBlock {
         Ok(Self { stream, flags: flags & !(PADDED | END_HEADERS), priority, fragments, frames: 0 })
     }
 
-    /// The same block, in frames that every receiver takes, without padding.
+    /// Writes the block in frames that every receiver accepts, without padding.
     fn write(&self, block: &[u8], out: &mut Vec<u8>) {
         let room = MOST_PAYLOAD - self.priority.len();
         let (first, rest) = block.split_at(block.len().min(room));
@@ -288,7 +289,7 @@ impl OpenBlock {
     }
 }
 
-/// Takes at most so many bytes off the front.
+/// Splits off at most `most` bytes.
 fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     let (taken, rest) = bytes.split_at(bytes.len().min(most));
     *bytes = rest;

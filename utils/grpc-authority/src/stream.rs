@@ -1,4 +1,4 @@
-//! A connection whose client is rewritten.
+//! The wrapper of an accepted connection.
 
 use std::io;
 use std::pin::Pin;
@@ -8,34 +8,34 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::rewriter::{AuthorityError, Rewriter};
 
-/// How much is read at once.
+/// Bytes per read.
 const CHUNK: usize = 8 << 10;
 
-/// A server's end of a connection. What is read from it has an authority that `h2` takes; what is written to it
-/// passes as it is.
+/// A server's end of a connection. Reading returns the client's bytes with valid authorities; writing passes bytes
+/// through.
 ///
-/// A client that breaks HTTP/2 ends the reading with [`io::ErrorKind::InvalidData`] around an [`AuthorityError`].
+/// If the client violates HTTP/2, reading ends with [`io::ErrorKind::InvalidData`] around an [`AuthorityError`].
 #[derive(Debug)]
 pub struct AuthorityStream<S> {
     inner: S,
     rewriter: Rewriter,
-    /// As it came.
+    /// Bytes as received.
     raw: Box<[u8]>,
-    /// Rewritten, from `read` on to be read.
+    /// Rewritten bytes; those from `read` on have not been read.
     ready: Vec<u8>,
     read: usize,
-    /// What follows all that is ready.
+    /// The error to return after all rewritten bytes.
     fault: Option<AuthorityError>,
 }
 
 impl<S> AuthorityStream<S> {
-    /// Wraps an accepted connection, of which nothing was read yet.
+    /// Wraps an accepted connection from which nothing was read.
     #[must_use]
     pub fn new(inner: S) -> Self {
         Self::of(inner, Rewriter::default())
     }
 
-    /// The same for a server that announces this SETTINGS_HEADER_TABLE_SIZE.
+    /// Like [`Self::new`], for a server that announces this SETTINGS_HEADER_TABLE_SIZE.
     #[must_use]
     pub fn with_table_size(inner: S, bytes: usize) -> Self {
         Self::of(inner, Rewriter::with_table_size(bytes))
@@ -46,7 +46,7 @@ impl<S> AuthorityStream<S> {
         Self { inner, rewriter, raw, ready: Vec::new(), read: 0, fault: None }
     }
 
-    /// The connection itself.
+    /// The wrapped connection.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }

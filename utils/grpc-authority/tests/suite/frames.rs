@@ -1,4 +1,4 @@
-//! Frames for tests, and how a receiver reads them.
+//! Builds frames for tests, and reads them like a receiver.
 
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -38,7 +38,7 @@ pub(crate) fn frames(bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// The fields of each header block, read as a server reads them: with one table for all of them.
+/// The fields of each header block, decoded like a server with one table for all of them.
 pub(crate) fn fields(bytes: &[u8]) -> Vec<Vec<(String, String)>> {
     let mut decoder = loona_hpack::Decoder::new();
     let mut block = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn fields(bytes: &[u8]) -> Vec<Vec<(String, String)>> {
     blocks
 }
 
-/// Bytes written as hexadecimal digits.
+/// Bytes from hexadecimal digits.
 pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(|c| !c.is_ascii_whitespace()).collect();
     let digit = |c: u8| u8::try_from(char::from(c).to_digit(16).unwrap()).unwrap();

@@ -1,10 +1,10 @@
-//! The bytes of grpc-go 1.27.1, the version of Kubernetes 1.20, as a socket got them: a kubelet's calls of a device
-//! plugin at /tmp/p/plugin.sock. And blocks written by hand from RFC 7541.
+//! Bytes of grpc-go 1.27.1 (the version in Kubernetes 1.20), captured at a socket: a kubelet's calls of a device plugin
+//! at /tmp/p/plugin.sock. Also blocks written by hand from RFC 7541.
 
 use super::frames::{PREFACE, fields, frame, frames, hex, rewritten};
 
-/// Two calls of GetDevicePluginOptions and one of Allocate with a deadline. Paths are Huffman-coded; the second call's
-/// fields are all in the table, which the third takes up again.
+/// Two calls of GetDevicePluginOptions and one of Allocate with a deadline. Paths are Huffman-coded; the fields of the
+/// second call are all in the table, and the third call uses them again.
 const CALLS: &str = "
     505249202a20485454502f322e300d0a0d0a534d0d0a0d0a
     000000040000000000
@@ -45,7 +45,7 @@ fn a_kubelets_calls_get_an_authority() {
     assert_eq!(deadline.0, "grpc-timeout");
     allocate.push(deadline);
     assert_eq!(fields(&got), [options.clone(), options, allocate]);
-    // All else is as it was.
+    // Everything else is unchanged.
     let others = |bytes: &[u8]| {
         let all = frames(bytes).into_iter();
         all.filter(|frame| frame.kind != 1).collect::<Vec<_>>()
@@ -62,13 +62,13 @@ fn a_kubelets_calls_get_an_authority() {
 fn what_is_written_refers_to_no_table() {
     let got = rewritten(&hex(CALLS)).unwrap();
     for frame in frames(&got).iter().filter(|frame| frame.kind == 1) {
-        // A decoder that never saw the others reads it.
+        // Decodable without the other blocks.
         assert!(loona_hpack::Decoder::new().decode(&frame.payload).is_ok());
         assert_eq!(frame.payload[..9], *b"\x00\x07:method");
     }
 }
 
-/// Registrars of newer versions percent-encode the path.
+/// Newer versions of the registrar percent-encode the path.
 #[test]
 fn an_encoded_path_is_replaced_and_a_name_is_not() {
     for (authority, wanted) in [
@@ -78,10 +78,10 @@ fn an_encoded_path_is_replaced_and_a_name_is_not() {
         (b"localhost", "localhost"),
         (b"kubelet.example:10250", "kubelet.example:10250"),
     ] {
-        // :method POST and :scheme http are 3 and 6 of the static table. :authority is 1: literal, to be remembered.
+        // :method POST and :scheme http are 3 and 6 of the static table. :authority is 1: literal, with indexing.
         let mut block = vec![0x83, 0x86, 0x41, u8::try_from(authority.len()).unwrap()];
         block.extend(authority);
-        // The same by its place in the table, and by each other way to say a field.
+        // The same field by index, and in every other encoding.
         let again = vec![0x83, 0x86, 0x80 | 62];
         let mut plain = vec![0x01, u8::try_from(authority.len()).unwrap()];
         plain.extend(authority);
@@ -107,7 +107,7 @@ fn padding_goes_and_priority_stays() {
         (0x28, &[9, 0, 0, 0, 0, 255], &[0; 9]),
         (0x08, &[0], &[]),
     ] {
-        // With END_STREAM, which stays as well.
+        // With END_STREAM, which is kept.
         let bytes = [PREFACE, &frame(1, flags | 5, 1, &[before, &block, after].concat())].concat();
         let got = rewritten(&bytes).unwrap();
         assert_eq!(fields(&got)[0][2], (":authority".to_owned(), "localhost".to_owned()));
@@ -141,7 +141,7 @@ fn a_block_in_several_frames_becomes_one() {
 
 #[test]
 fn a_long_block_is_written_in_frames_that_everybody_takes() {
-    // 40 KB in few bytes: a field of 4000 in the table, named ten times.
+    // 40 KB in few bytes: a field of 4000 bytes in the table, referenced ten times.
     let mut block = vec![0x40, 1, b'a', 0x7f, 0xa1, 0x1e];
     block.extend([b'x'; 4000]);
     block.extend([0x80 | 62; 9]);
@@ -157,7 +157,7 @@ fn a_long_block_is_written_in_frames_that_everybody_takes() {
 
 #[test]
 fn the_table_changes_its_size() {
-    // To nothing, and back: what was remembered is forgotten.
+    // Table size to zero and back: the table is emptied.
     let first = hex("41 02 2f61");
     let second = hex("20 3fe11f 41 02 2f62");
     let third = hex("be");

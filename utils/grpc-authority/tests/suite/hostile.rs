@@ -1,9 +1,9 @@
-//! Any bytes of a client. Also a fuzz target: see `cargo xtask fuzz`.
+//! Arbitrary bytes from a client. Also a fuzz target: see `cargo xtask fuzz`.
 
 use grpc_authority::Rewriter;
 
-/// The same comes out however the bytes are cut, and rewriting that changes nothing more. No crash, and no more comes
-/// out than a decoded block can be.
+/// The output does not depend on how the bytes are split, and rewriting it again changes nothing. No crash, and no more
+/// output than a decoded block allows.
 pub(crate) fn any_bytes(bytes: &[u8], cut: usize) {
     let mut whole = Vec::new();
     let all = Rewriter::default().push(bytes, &mut whole);

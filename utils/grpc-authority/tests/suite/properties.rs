@@ -1,4 +1,4 @@
-//! Whatever a client sends, and however it arrives.
+//! Properties for any client, and any split of its bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::frames::{PREFACE, fields, frame, rewritten};
 use super::hostile;
 
-/// A client's encoder: it says fields in all ways there are, by its own table.
+/// A client's encoder, which uses every encoding of a field, with its own table.
 #[derive(Default)]
 struct Client {
     table: Vec<(String, String)>,
@@ -56,7 +56,7 @@ fn field() -> impl Strategy<Value = (String, String, u8)> {
     (name, value, any::<u8>())
 }
 
-/// How a block comes: its fields, where it is cut, how it is padded, and what passes after it.
+/// A block: its fields, where it is split, its padding, and a frame that follows it.
 type Call = (Vec<(String, String, u8)>, Vec<prop::sample::Index>, Option<u8>, Option<Vec<u8>>);
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
@@ -64,7 +64,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     vec((vec(field(), 1..8), cuts, any::<Option<u8>>(), any::<Option<Vec<u8>>>()), 1..8)
 }
 
-/// What a client sends, and the fields of its blocks as they ought to arrive.
+/// A client's bytes, and the expected fields of its blocks.
 fn sent(calls: &[Call]) -> (Vec<u8>, Vec<Vec<(String, String)>>) {
     let mut client = Client::default();
     let mut bytes = PREFACE.to_vec();

@@ -1,4 +1,4 @@
-//! What is no HTTP/2, or too much of it.
+//! Streams that are not HTTP/2, or exceed a bound.
 
 use grpc_authority::{AuthorityError, MOST_BLOCK, MOST_FRAMES, Rewriter};
 
@@ -50,13 +50,13 @@ fn frames_that_lack_what_they_announce() {
 #[test]
 fn blocks_that_are_too_long() {
     let wanted = AuthorityError::BlockTooLong { stream: 1 };
-    // By its head alone: nothing of it is kept.
+    // Refused by its head: nothing of the frame is kept.
     let head = frame(1, 4, 1, &[0; 1 << 16])[..9].to_vec();
     assert_eq!(fault(&[head]), wanted);
     let part = vec![0x83; MOST_BLOCK / 2];
     let parts = [frame(1, 0, 1, &part), frame(9, 0, 1, &part), frame(9, 4, 1, &[0x83])];
     assert_eq!(fault(&parts), wanted);
-    // As long as may be, with fields of little worth: their number counts.
+    // Within the length, with many tiny fields: their number counts.
     let parts = [frame(1, 0, 1, &part), frame(9, 4, 1, &part)];
     assert_eq!(fault(&parts), AuthorityError::ListTooLong { stream: 1 });
 }

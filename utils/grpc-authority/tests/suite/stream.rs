@@ -1,4 +1,4 @@
-//! A connection that is wrapped.
+//! The wrapper around a connection.
 
 use std::io::ErrorKind;
 
