@@ -1,4 +1,4 @@
-//! Findings of a check, one after the other, and how people read them.
+//! Findings of a check, in order, and their text for people. Used by `sluice doctor` and `hypervisor node --check`.
 
 use core::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use limits::Shown;
 
 use crate::reports::{DoctorReport, Finding, FindingState};
 
-/// What a check says: what was found, or what is wrong and the command that mends it.
+/// Result of a check: what was found, or what is wrong and the command that fixes it.
 pub type Checked = Result<String, Wrong>;
 
-/// Something that is not as it should be.
+/// Something wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
     state: FindingState,
@@ -18,34 +18,34 @@ pub struct Wrong {
 }
 
 impl Wrong {
-    /// Nothing works without it.
+    /// Nothing works without this part.
     pub fn broken(found: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { state: FindingState::Broken, found: found.into(), mend: Some(mend.into()) }
     }
 
-    /// It works without it, or less does.
+    /// Sluice works without this part, possibly with less function.
     pub fn note(found: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { state: FindingState::Note, found: found.into(), mend: Some(mend.into()) }
     }
 
-    /// Other programs use the GPU, so it cannot be judged.
+    /// Cannot be judged, because other programs use the GPU.
     pub fn busy(found: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { state: FindingState::Busy, found: found.into(), mend: Some(mend.into()) }
     }
 
-    /// How bad it is.
+    /// The severity.
     #[must_use]
     pub const fn state(&self) -> FindingState {
         self.state
     }
 }
 
-/// What was looked at. What a part needs is looked at before it; where that is broken the part is skipped.
+/// Findings in order. A check comes after those that it needs, and is skipped if one of them is broken.
 #[derive(Debug, Default)]
 pub struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Looks at a part, if what it needs is not broken.
+    /// Runs a check, unless a check that it needs is broken.
     pub fn look(&mut self, check: &str, needs: &[&str], look: impl FnOnce() -> Checked) {
         let stands = |finding: &&Finding| {
             needs.contains(&finding.check.as_str())
@@ -63,7 +63,7 @@ impl Findings {
         self.0.push(Finding { check: check.to_owned(), state, found, mend });
     }
 
-    /// All of it.
+    /// The findings as a report.
     #[must_use]
     pub fn report(self) -> DoctorReport {
         let is_fine =
@@ -73,7 +73,7 @@ impl Findings {
 }
 
 impl DoctorReport {
-    /// Whether all that stands in the way of a verdict is other programs' use of the GPU.
+    /// Whether only other programs' use of the GPU prevents a verdict.
     #[must_use]
     pub fn is_unjudged(&self) -> bool {
         let is_bad = |finding: &Finding| {
@@ -82,7 +82,7 @@ impl DoctorReport {
         !self.healthy && !self.findings.iter().any(is_bad)
     }
 
-    /// For people. `healthy`, `broken`: the last line.
+    /// The report as text. `healthy`, `broken`: candidates for the last line.
     #[must_use]
     pub fn told(&self, healthy: &str, broken: &str) -> String {
         let mut text = String::new();
@@ -94,7 +94,7 @@ impl DoctorReport {
                 FindingState::Skipped => "skipped",
                 FindingState::Busy => "busy",
             };
-            // A string takes all that is written to it.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{word:<8} {:<14} {}", finding.check, Shown(&finding.found));
             if let Some(mend) = &finding.mend {
                 let _ = writeln!(text, "{:<8} {:<14} -> {}", "", "", Shown(mend));

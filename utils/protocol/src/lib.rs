@@ -1,7 +1,6 @@
-//! The messages between the parts of Sluice, and to other programs; each has one type. Here and in
-//! [`status`] are the bodies of the daemon's HTTP calls; in [`sessions`] and [`reports`] is what
-//! `sluice` prints with `--json`; [`findings`] are gathered by checks; in [`record`] is what it records.
-//! [`socket`] knows where the daemon listens.
+//! Messages between the parts of Sluice and to other programs, one type each. The bodies of the limiter's HTTP calls to
+//! the daemon are here; [`sessions`] and [`reports`] are the output of `sluice --json`, [`findings`] collects a check's
+//! results, [`record`] is the format of recordings, and [`socket`] has the daemon's default sockets.
 //!
 //! Times are in microseconds and relative ("this long from now"). The two sides share a clock, but
 //! do not know when the other reads a message. A device's UUID is written as NVML prints it, and
@@ -22,16 +21,16 @@ pub mod socket;
 use limits::{ComputeLimit, GpuId};
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol; a daemon refuses a caller whose version it does not know.
+/// Version of this protocol; a daemon refuses callers with an unknown version.
 pub const VERSION: u32 = 2;
 
-/// Devices that one registration may name. The driver itself stops at 64.
+/// Most devices in one registration. The driver itself stops at 64.
 pub const MAX_DEVICES: usize = 64;
 
-/// The longest lease, in microseconds: no daemon grants more, and no limiter believes more.
+/// The longest lease, in microseconds: no daemon grants a longer one, and no limiter accepts it.
 pub const LONGEST_LEASE_US: u64 = 50_000;
 
-/// The paths of the calls. They are `POST` with a JSON body unless stated otherwise.
+/// Paths of the calls. They are `POST` with a JSON body unless stated otherwise.
 pub mod path {
     /// The root of the calls.
     pub const ROOT: &str = "/v1";
@@ -39,31 +38,30 @@ pub mod path {
     pub const REGISTER: &str = "/v1/register";
     /// [`super::Admission`] -> [`super::Decision`]: a long poll.
     pub const ADMISSION: &str = "/v1/admission";
-    /// Reports the end of a lease without asking for another: [`super::Admission`] with
-    /// `ask: None` -> [`super::Decision`].
+    /// Reports the end of a lease without requesting another: [`super::Admission`] with `ask: None` ->
+    /// [`super::Decision`].
     pub const REPORT: &str = "/v1/report";
 }
 
-/// Registers a process. The daemon learns its pid and user from the kernel.
+/// Registers a process. The daemon gets its pid and user from the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Register {
     /// [`VERSION`] of the caller.
     pub protocol: u32,
-    /// The session whose quota the process shares, as named by `sluice run`, the pod or the limiter
-    /// itself.
+    /// Name of the session whose quota the process shares; chosen by `sluice run`, the pod or the limiter itself.
     pub session: String,
-    /// What the session may take, per device that has a limit.
+    /// The session's quota on each device with a limit.
     pub devices: Vec<DeviceQuota>,
-    /// The process's gates on these devices are in its streams. `None`: they are on its threads.
+    /// Set if the process's gates on these devices are in its streams. `None`: they are on its threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gates: Option<GatesInStream>,
 }
 
-/// Gates that the daemon can open and close, by memory that the process shares with it.
+/// Gates that the daemon opens and closes through memory shared with the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatesInStream {
-    /// The number of the gate page's descriptor in the calling process. Any number is read: one
-    /// that leads to no page counts as none.
+    /// Number of the gate page's file descriptor in the calling process. Any number is accepted; one that denotes no
+    /// gate page counts as none.
     pub descriptor: i64,
 }
 
@@ -72,13 +70,13 @@ pub struct GatesInStream {
 pub struct DeviceQuota {
     /// The device.
     pub uuid: GpuId,
-    /// What it may take of the device's time.
+    /// The session's compute limit on the device.
     #[serde(flatten)]
     pub limit: ComputeLimit,
 }
 
 impl DeviceQuota {
-    /// A quota of policy [`Policy::Fixed`](limits::Policy::Fixed) with this share.
+    /// A quota with policy [`Policy::Fixed`](limits::Policy::Fixed) and this share.
     #[must_use]
     pub const fn fixed(uuid: GpuId, share_ppm: u32) -> Self {
         Self { uuid, limit: ComputeLimit::fixed(share_ppm) }
@@ -88,41 +86,38 @@ impl DeviceQuota {
 /// The daemon's answer to [`Register`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registered {
-    /// Names this process in later calls.
+    /// Id of this process in later calls.
     pub worker: u64,
 }
 
-/// Reports how a device's lease was used, and asks for the next one, or for more of the present
-/// one.
+/// Reports the use of a device's lease, and requests the next lease or an extension of the present one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Admission {
     /// From [`Registered`].
     pub worker: u64,
     /// The device.
     pub uuid: GpuId,
-    /// How the present lease, or the one that has ended, was used since its last report.
+    /// Use of the present or just ended lease since its last report.
     pub report: Option<LeaseReport>,
-    /// How long the daemon may keep the call open, in microseconds. `None` asks for nothing. With a
-    /// report that is not the lease's last one, the call asks for that lease to go on, and is
-    /// answered at once.
+    /// How long the daemon may hold the call, in microseconds. `None` requests nothing. With a report that is not the
+    /// lease's last one, the call requests an extension of that lease and is answered at once.
     pub ask: Option<u64>,
     /// The session's quota on this device, if it has changed since the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<DeviceQuota>,
-    /// The word of the caller's closed gate on this device, in its gate page. If a lease is granted
-    /// while it is still the same, the daemon opens the gate. `None`: the caller opens it.
+    /// The word of the caller's closed gate on this device in its gate page. If the word is unchanged when a lease is
+    /// granted, the daemon opens the gate. `None`: the caller opens it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<u32>,
-    /// The session uses the device together with its others that say so: work on one waits for work on
-    /// the others.
+    /// Whether the session uses this device together with others: work on one waits for work on the others.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub together: bool,
-    /// For how long, in microseconds, the process used the device outside of leases since it last said so: work on
-    /// another one waited for it. The session pays for it.
+    /// Time for which the process used the device outside of leases since the last report of such time, in
+    /// microseconds: work on another device waited for it. Charged to the session.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub outside_us: u64,
-    /// The estimated time, in microseconds, of what was queued behind the gate when the last lease ended. Who has much
-    /// queued does not notice how its turns are cut.
+    /// Estimated time of the work queued behind the gate at the end of the last lease, in microseconds. With much
+    /// queued work, shorter turns do not slow a program down.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub queued_us: u64,
 }
@@ -132,24 +127,24 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// How a lease was used since its grant or since its last report.
+/// Use of a lease since its grant or last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseReport {
     /// From [`Lease::id`].
     pub lease: u64,
-    /// The time that the report covers, in microseconds. It begins with the opening of the gate or
-    /// the last report. It ends now, or when the work launched under the lease was done.
+    /// The time that the report covers, in microseconds: from the opening of the gate or the last report, until now or
+    /// until the work launched under the lease was done.
     pub held_us: u64,
-    /// Estimated time for which the process's own work kept the device busy, in microseconds.
+    /// Estimated time in which the process's own work kept the device busy, in microseconds.
     pub estimated_us: u64,
-    /// Time for which the process always had work queued, in microseconds. If it had the device to
-    /// itself, it was busy for at least this long.
+    /// Time in which the process always had work queued, in microseconds. A process alone on the device was busy for at
+    /// least this long.
     pub backlogged_us: u64,
-    /// The part of the time held, in microseconds, in which the process had no work and kept the lease because nobody
-    /// waited for it.
+    /// The part of the held time in which the process had no work and kept the lease because no other process was
+    /// waiting, in microseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub idle_us: u64,
-    /// Whether the lease is over and its work done; otherwise it is still held.
+    /// Whether the lease has ended and its work is done; otherwise it is still held.
     pub done: bool,
 }
 
@@ -164,7 +159,7 @@ impl Admission {
 }
 
 impl LeaseReport {
-    /// A lease that has ended and was used all the time.
+    /// The last report of a lease that was used all the time.
     #[must_use]
     pub const fn busy(lease: u64, held_us: u64) -> Self {
         Self {
@@ -181,22 +176,22 @@ impl LeaseReport {
 /// The daemon's answer to [`Admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// A lease. `None`: none was free in the time asked for; ask again.
+    /// A lease. `None`: none was available within the requested time; ask again.
     pub lease: Option<Lease>,
-    /// Why the session is granted no lease on the device for now. `None`: it is a matter of turns.
+    /// Why leases are withheld from the session on the device. `None`: they are not withheld.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<Withheld>,
 }
 
 impl Decision {
-    /// Without a reason.
+    /// A decision without a reason.
     #[must_use]
     pub const fn of(lease: Option<Lease>) -> Self {
         Self { lease, withheld: None }
     }
 }
 
-/// Why a session is granted no lease on a device.
+/// Why leases on a device are withheld from a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Withheld {
@@ -204,9 +199,9 @@ pub enum Withheld {
     Frozen,
     /// The device is unhealthy.
     Unhealthy,
-    /// A process uses the device that no session knows.
+    /// A process outside any session uses the device.
     UnknownProcess,
-    /// A reason that this version does not know.
+    /// A reason unknown to this version.
     #[serde(other)]
     Other,
 }
@@ -214,15 +209,14 @@ pub enum Withheld {
 /// The right to use a device for a limited time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// The lease's name in reports.
+    /// Id of the lease in reports.
     pub id: u64,
-    /// How long work may be launched, in microseconds after this message was read; at most
-    /// [`LONGEST_LEASE_US`].
+    /// How long work may be launched, in microseconds from reading this message; at most [`LONGEST_LEASE_US`].
     pub length_us: u64,
-    /// Whether another session's lease runs at the same time.
+    /// Whether another session holds a lease at the same time.
     #[serde(default)]
     pub shared: bool,
-    /// Whether no other worker will be granted a lease before this one ends.
+    /// Whether no other worker gets a lease before this one ends.
     #[serde(default)]
     pub exclusive: bool,
 }

@@ -1,20 +1,20 @@
-//! The default sockets of a daemon.
+//! Default paths of the daemon's socket.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// The node's daemon, which serves every user.
+/// Socket of the node's daemon, which serves every user.
 const OF_THE_NODE: &str = "/run/sluice/hypervisor.sock";
 
-/// The sockets at which a program of this process's user looks for a daemon, in order: the node's,
-/// then the user's own. A daemon of that user listens at the last one.
+/// Sockets at which a program of this process's user looks for a daemon, in order: the node's, then the user's own. A
+/// daemon of that user listens at the last one.
 #[must_use]
 pub fn default_sockets() -> Vec<PathBuf> {
     let user = rustix::process::getuid();
     sockets_of(user.as_raw(), std::env::var_os("XDG_RUNTIME_DIR").as_deref())
 }
 
-/// The same for user `uid`, with the user's runtime directory, if there is one.
+/// Like [`default_sockets`], for user `uid` with the given runtime directory.
 #[must_use]
 pub fn sockets_of(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
     let mut sockets = vec![PathBuf::from(OF_THE_NODE)];

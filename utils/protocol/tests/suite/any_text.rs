@@ -1,4 +1,4 @@
-//! Any text instead of a message. What others wrote is read or refused, and nothing else.
+//! Arbitrary text instead of a message is parsed or refused.
 
 use proptest::prelude::*;
 use protocol::{Admission, Decision, Register, Registered};
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::golden;
 
-/// Reads the bytes as each type that the daemon or the limiter reads.
+/// Parses the bytes as each type that the daemon or the limiter reads.
 fn read(bytes: &[u8]) {
     if let Ok(register) = serde_json::from_slice::<Register>(bytes) {
         for device in &register.devices {
-            // What the daemon does with each quota.
+            // As the daemon does with each quota.
             let _ = (device.limit.check(), device.limit.in_range().check());
         }
     }
@@ -23,7 +23,7 @@ fn read(bytes: &[u8]) {
 
 const GOLDEN: [&str; 4] = ["register.json", "registered.json", "admission.json", "decision.json"];
 
-/// Values as somebody writes them who looks for trouble.
+/// Hostile values.
 fn values() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -43,7 +43,7 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Replaces the `n`th value within a message.
+/// Replaces the `n`th value in a message.
 fn replace(value: &mut Value, n: &mut usize, by: &Value) {
     if *n == 0 {
         *value = by.clone();

@@ -11,7 +11,7 @@ mod today;
 
 use std::path::Path;
 
-/// The checked-in JSON, without the newline at its end.
+/// The checked-in JSON, without the trailing newline.
 fn golden(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let text = std::fs::read_to_string(folder.join(name)).unwrap();

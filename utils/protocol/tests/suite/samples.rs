@@ -1,4 +1,4 @@
-//! One value of each type, with no field at its default.
+//! A value of each type, with no field at its default.
 
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
@@ -11,7 +11,7 @@ use protocol::{
     Withheld,
 };
 
-/// The UUID as it is written.
+/// The UUID as written.
 pub(crate) const GPU: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
 pub(crate) const GPU_ID: GpuId =
     GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
@@ -64,7 +64,7 @@ pub(crate) fn admission() -> Admission {
     }
 }
 
-/// A call that only asks.
+/// A call that only requests a lease.
 pub(crate) fn question() -> Admission {
     Admission {
         report: None,

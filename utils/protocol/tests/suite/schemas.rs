@@ -1,4 +1,4 @@
-//! The schemas of what `sluice` prints are checked in.
+//! The checked-in schemas of `sluice --json` are current.
 
 use std::path::Path;
 use std::{env, fs};

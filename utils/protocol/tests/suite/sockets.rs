@@ -1,4 +1,4 @@
-//! Where a program looks for a daemon.
+//! Default sockets of a daemon.
 
 use std::ffi::OsStr;
 

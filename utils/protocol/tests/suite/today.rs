@@ -1,4 +1,4 @@
-//! What is written today.
+//! Today's messages.
 
 use core::fmt::Debug;
 
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{golden, samples};
 
-/// Writing gives the golden, byte for byte; reading it gives the same value.
+/// Writing yields the golden text, byte for byte; parsing it yields the same value.
 #[track_caller]
 fn is_written_as<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, value: &T) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
