@@ -1,5 +1,5 @@
-//! `tenant ahead`: launches without waiting, as most programs do, and one wait at the end. How far
-//! does the host run ahead of the device?
+//! `tenant ahead`: launches without waiting, as most programs do, with one wait at the end. Measures how far the host
+//! runs ahead of the device.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,29 +12,28 @@ use crate::driver::{Context, DriverError, Event, Kernels, LaunchCall, Stream};
 use crate::stats::Samples;
 use crate::{Failure, report};
 
-/// There is an event after as many kernels as take this long.
+/// Work between two events, in microseconds.
 const EVENT_US: f64 = 1000.0;
-/// Longer than this beyond its work, and a group was held up.
+/// Shortest delay of a group of launches that counts as a pause, in milliseconds.
 const PAUSE_MS: f64 = 1.0;
 
-/// The result.
+/// The result line.
 #[derive(Serialize)]
 struct Outcome {
     kernels: u64,
     /// From the first launch to the last completion, on the host's clock.
     seconds: f64,
-    /// Completed kernels a second.
+    /// Completed kernels per second.
     rate: f64,
-    /// For how long the host launched.
+    /// Time in which the host launched.
     launch_seconds: f64,
-    /// Launches that the device had not completed, looked at after each group of launches; whole
-    /// groups are counted.
+    /// Launches that the device had not completed, sampled after each group and counted in whole groups.
     ahead: Spread,
-    /// The same as time: that many kernels of the wanted length.
+    /// `ahead` as time: launches times the requested kernel length.
     ahead_ms: Spread,
-    /// How long a launch took.
+    /// Duration of a launch call.
     launch_us: Spread,
-    /// Times for which the device stood still between two groups, beyond a millisecond.
+    /// Pauses of the device between two groups, longer than a millisecond each.
     pauses: usize,
     longest_pause_ms: f64,
     iterations: u64,
@@ -43,7 +42,7 @@ struct Outcome {
     driver: i32,
 }
 
-/// Order statistics.
+/// Percentiles of samples.
 #[derive(Serialize)]
 struct Spread {
     p50: f64,
@@ -113,7 +112,7 @@ pub(crate) fn run(options: &Ahead) -> Result<(), Failure> {
     })
 }
 
-/// The time between events, by the device's clock.
+/// Times between events, by the device's clock.
 struct Gaps<'c> {
     last: Event<'c>,
     ms: Vec<f64>,

@@ -1,26 +1,26 @@
-//! Finds out how much work makes a kernel of the wanted length.
+//! Finds the number of iterations for a kernel of the requested length. Used by all commands that launch kernels.
 
 use std::time::{Duration, Instant};
 
 use crate::driver::{Context, DriverError, Event, Kernels, LaunchCall, Spin, Stream};
 
-/// The first guess, in rounds per microsecond; close to the truth on recent GPUs.
+/// First guess, in iterations per microsecond; close on recent GPUs.
 const GUESS_PER_US: f64 = 11.0;
-/// Length of the work before the timed kernel, so that the device never waits for the host.
+/// Length of the work before the timed kernel, in microseconds, so that the device never waits for the host.
 const BLOCKER_US: f64 = 100.0;
-/// Clocks have risen from idle after this much work.
+/// Work after which the clocks have risen from idle.
 const WARM_UP: Duration = Duration::from_millis(50);
 const ROUNDS: u32 = 8;
-/// How close to the wanted length is close enough, as a part of it.
+/// Accepted deviation from the requested length, as a fraction.
 const TOLERANCE: f64 = 0.02;
-/// More work than any kernel length that this program accepts.
+/// More iterations than any accepted kernel length needs.
 const MOST_ITERATIONS: f64 = 1e12;
 
-/// A kernel of the wanted length.
+/// A kernel of the requested length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Calibrated {
     pub(crate) spin: Spin,
-    /// The length as measured, in microseconds.
+    /// The measured length, in microseconds.
     pub(crate) measured_us: f64,
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn warm_up(kernels: &Kernels<'_>, stream: &Stream<'_>) -> Result<(), 
     Ok(())
 }
 
-/// A kernel of `us` microseconds on a device with risen clocks: of that many iterations, if they are
-/// known from an earlier run, or else as measured.
+/// A kernel of `us` microseconds, after the clocks have risen. Uses `iterations` from an earlier run if given, else
+/// calibrates.
 pub(crate) fn prepare(
     context: &Context,
     kernels: &Kernels<'_>,
@@ -52,10 +52,9 @@ pub(crate) fn prepare(
     }
 }
 
-/// Finds the number of iterations for kernels of `us` microseconds. It times single kernels between
-/// two events and takes the shortest of several, so that waiting (for a neighbour's time slice or a
-/// compute limit) does not count. If the length does not depend on the iterations, as on the
-/// software GPU, it ends after a bounded number of rounds.
+/// Finds the number of iterations for kernels of `us` microseconds. Times single kernels between two events and takes
+/// the shortest of several, so that waiting (for another program's time slice or a compute limit) does not count. If
+/// the length does not depend on the iterations, as on the simulated GPU, ends after a bounded number of rounds.
 pub(crate) fn calibrate(
     context: &Context,
     kernels: &Kernels<'_>,
@@ -100,7 +99,7 @@ fn spin(us: f64, iterations: f64) -> Spin {
     Spin { ns: ((us * 1000.0).round() as u64).max(1), iterations: iterations.round() as u64 }
 }
 
-/// Scales the iterations by the ratio of wanted and measured length, by at most ten in one step.
+/// Scales the iterations by the ratio of requested and measured length, by at most a factor of ten per step.
 fn next_guess(iterations: f64, measured_us: f64, wanted_us: f64) -> f64 {
     let factor = if measured_us > 0.0 { wanted_us / measured_us } else { 10.0 };
     (iterations * factor.clamp(0.1, 10.0)).clamp(1.0, MOST_ITERATIONS)
@@ -112,7 +111,7 @@ mod tests {
 
     #[test]
     fn guesses_converge_on_a_device_with_a_fixed_cost() {
-        // 0.089 us a round and 2 us for the kernel itself.
+        // 0.089 us per iteration, and 2 us for the kernel itself.
         let measure = |iterations: f64| 2.0 + iterations * 0.089;
         for wanted in [15.0, 130.0, 2500.0, 20_000.0] {
             let mut iterations = wanted * 11.0;

@@ -32,7 +32,7 @@ pub(crate) enum Command {
     AllocCost(AllocCost),
 }
 
-/// Which device, and how the driver's functions are asked for.
+/// The device, and the variant of the driver's functions.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct Target {
     /// Device number, as CUDA counts in this process
@@ -54,24 +54,23 @@ pub(crate) struct Dense {
     /// How the kernels are launched
     #[arg(long, value_enum, default_value = "kernel")]
     pub(crate) pattern: Pattern,
-    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    /// Iterations per kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
-    /// Wait for each group of launches, and then do nothing for so long, in microseconds: a load that
-    /// leaves the device idle part of the time
+    /// Wait for each group of launches, then idle this long, in microseconds: a load that leaves the device partly idle
     #[arg(long, value_name = "U", value_parser = kernel_us)]
     pub(crate) pause_us: Option<f64>,
-    /// Print the number of completed kernels as a JSON line every so often, in seconds
+    /// Print the number of completed kernels as a JSON line at this interval, in seconds
     #[arg(long, value_name = "S", value_parser = interval, num_args = 0..=1, require_equals = true,
           default_missing_value = "0.25")]
     pub(crate) progress: Option<f64>,
-    /// Report the kernels completed in each window of so many seconds, by the device's clock
+    /// Report the kernels completed in each window of this length, in seconds of the device's clock
     #[arg(long, value_name = "S", value_parser = window)]
     pub(crate) windows: Option<f64>,
-    /// Obey lines on stdin: 'pause', 'go', 'end'; its end ends the run
+    /// Read commands from stdin: 'pause', 'go', 'end'; end of file ends the run
     #[arg(long)]
     pub(crate) commands: bool,
-    /// Use the first N devices at once, each in threads and a context of its own; --progress tells the sum
+    /// Use the first N devices at once, each with its own context and threads; --progress reports the sum
     #[arg(long, value_name = "N", conflicts_with = "device", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) devices: Option<u32>,
     #[command(flatten)]
@@ -103,7 +102,7 @@ pub(crate) struct Ahead {
     /// How long to launch, in seconds
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) seconds: f64,
-    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    /// Iterations per kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
     #[command(flatten)]
@@ -115,7 +114,7 @@ pub(crate) struct Requests {
     /// How long the kernels of one request take together, in milliseconds
     #[arg(long, value_name = "MS", value_parser = burst_ms)]
     pub(crate) burst_ms: f64,
-    /// Requests a second, at times from half to one and a half times the mean apart
+    /// Requests per second; gaps vary from half to one and a half times the mean
     #[arg(long, value_name = "R", value_parser = rate)]
     pub(crate) rate: f64,
     /// How long to serve, in seconds
@@ -124,10 +123,10 @@ pub(crate) struct Requests {
     /// How long one kernel takes, in microseconds
     #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
     pub(crate) kernel_us: f64,
-    /// Selects the times at which requests come
+    /// Seed of the request times
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    /// Iterations per kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
     #[command(flatten)]
@@ -136,47 +135,47 @@ pub(crate) struct Requests {
 
 #[derive(Args, Debug)]
 pub(crate) struct Collective {
-    /// How many steps
+    /// Number of steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) steps: u64,
-    /// Members in this process: its first D devices, from --device on
+    /// Members in this process: the first D devices from --device on
     #[arg(long, value_name = "D", default_value_t = 1, conflicts_with = "rank", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) devices: u32,
-    /// Be member I of several processes; all of them need the same --ranks, --page, --group and --steps
+    /// Be member I among several processes; all need equal --ranks, --page, --group and --steps
     #[arg(long, value_name = "I", requires = "ranks", requires = "page")]
     pub(crate) rank: Option<u64>,
-    /// Members of all processes together
+    /// Number of members in all processes
     #[arg(long, value_name = "N", requires = "rank", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) ranks: Option<u64>,
-    /// A file that the members share: a new one for each run
+    /// File shared by the members; new for each run
     #[arg(long, value_name = "PATH")]
     pub(crate) page: Option<std::path::PathBuf>,
-    /// Tells this run from others on the software GPU
+    /// Number that distinguishes this run from others on the simulated GPU
     #[arg(long, value_name = "N", default_value_t = std::process::id().into(), value_parser = clap::value_parser!(u64).range(..1 << 32))]
     pub(crate) group: u64,
     /// How long one kernel takes, in microseconds
     #[arg(long, value_name = "U", value_parser = kernel_us)]
     pub(crate) kernel_us: f64,
-    /// Kernels of a step
+    /// Kernels per step
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) kernels: u64,
-    /// Collectives of a step, in a stream of their own beside the kernels, as data-parallel training has them; 0: one, behind
-    /// the kernels
+    /// Collectives per step, in their own stream beside the kernels, as in data-parallel training; 0: one collective,
+    /// after the kernels
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=256))]
     pub(crate) buckets: u64,
-    /// Collectives of a step that the first member runs by itself, so that members launch different numbers of them
+    /// Collectives per step that the first member runs alone, so that members launch different numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) alone_on_first: u64,
-    /// How long the collective takes when all members have begun it, in microseconds
+    /// Length of the collective once all members have begun it, in microseconds
     #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
     pub(crate) collective_us: f64,
-    /// Wait for the device after each Nth step
+    /// Wait for the device after every Nth step
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) wait_every: u64,
-    /// How long the host then rests, in microseconds.
+    /// How long the host then rests, in microseconds
     #[arg(long, value_name = "U", default_value_t = 0)]
     pub(crate) rest_us: u64,
-    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    /// Iterations per kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
     #[command(flatten)]
@@ -185,10 +184,10 @@ pub(crate) struct Collective {
 
 #[derive(Args, Debug)]
 pub(crate) struct Copy {
-    /// Which call copies
+    /// Call that copies
     #[arg(long, value_enum)]
     pub(crate) api: CopyApi,
-    /// Size of one copy, such as 4MiB; taken down to a multiple of 64
+    /// Size of one copy, such as 4MiB; rounded down to a multiple of 64
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) bytes: u64,
     /// How long to copy, in seconds
@@ -200,7 +199,7 @@ pub(crate) struct Copy {
 
 #[derive(Args, Debug)]
 pub(crate) struct Mem {
-    /// Which calls allocate
+    /// Calls that allocate
     #[arg(long, value_enum)]
     pub(crate) api: MemoryApi,
     /// Size of one allocation, such as 64MiB
@@ -209,7 +208,7 @@ pub(crate) struct Mem {
     /// Stop once this much is granted
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) cap: u64,
-    /// Keep everything for this long after the result is printed, in seconds
+    /// Hold all memory for this long after the result is printed, in seconds
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) hold: Option<f64>,
     #[command(flatten)]
@@ -218,16 +217,16 @@ pub(crate) struct Mem {
 
 #[derive(Args, Debug)]
 pub(crate) struct LaunchCost {
-    /// How many launches to time
+    /// Number of launches to time
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) launches: u64,
-    /// Kinds of work in turn: kernels on so many grids
+    /// Number of different grids to launch in turn
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub(crate) kinds: u32,
-    /// Memory that is touched before each launch, as programs do: what the caches hold of the last one gives way to it
+    /// Memory to touch before each launch, as programs do, to evict the caches
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) touch: Option<u64>,
-    /// Measure once for each line on stdin, until it ends
+    /// Measure once per line on stdin, until end of file
     #[arg(long)]
     pub(crate) each_line: bool,
     #[command(flatten)]
@@ -236,7 +235,7 @@ pub(crate) struct LaunchCost {
 
 #[derive(Args, Debug)]
 pub(crate) struct AllocCost {
-    /// How many allocations to time
+    /// Number of allocations to time
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) pairs: u64,
     /// Size of one allocation
@@ -270,12 +269,12 @@ fn seconds(text: &str) -> Result<f64, String> {
     number(text, 86_400.0)
 }
 
-/// Short enough to be of use, long enough that keeping count costs nothing.
+/// Short enough to be useful, long enough that counting is free.
 fn interval(text: &str) -> Result<f64, String> {
     at_least(0.01, text)
 }
 
-/// Kept in memory: a number for each.
+/// A window takes memory: one number each.
 fn window(text: &str) -> Result<f64, String> {
     at_least(0.001, text)
 }

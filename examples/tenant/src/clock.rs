@@ -1,13 +1,13 @@
-//! The clock that all processes of the machine share, and the CPU time of this one.
+//! The machine's monotonic clock, shared by all processes, and this process's CPU time.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Seconds of CLOCK_MONOTONIC.
+/// CLOCK_MONOTONIC, in seconds.
 pub(crate) fn monotonic() -> f64 {
     seconds(ClockId::Monotonic)
 }
 
-/// Seconds of CPU time that all threads of this process have taken.
+/// CPU time of all threads of this process, in seconds.
 pub(crate) fn cpu() -> f64 {
     seconds(ClockId::ProcessCPUTime)
 }

@@ -1,7 +1,7 @@
-//! `tenant collective`: data-parallel training, as far as the devices feel it. In each step every
-//! member runs kernels of its own, and then one that waits on the device for those of all others.
+//! `tenant collective`: data-parallel training as the devices see it. In each step every member runs kernels of its
+//! own, and then a kernel that waits on the device for all other members'.
 //!
-//! The members are several devices of this process, or several processes with a device each.
+//! The members are several devices of this process, or several processes with one device each.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -15,24 +15,24 @@ use crate::driver::{
 };
 use crate::{Failure, report};
 
-/// The result.
+/// The result line.
 #[derive(Serialize)]
 struct Outcome {
-    /// Members in all, and those of this process.
+    /// Members in all processes.
     members: u64,
     own: usize,
     steps: u64,
     /// From the first launch to the last completion, on the host's clock.
     seconds: f64,
-    /// Steps a second.
+    /// Steps per second.
     rate: f64,
-    /// Of what the members of this process wrote to their devices, step by step: the same for every
-    /// run of as many steps.
+    /// Checksum of the bytes that this process's members wrote to their devices, step by step: equal for all runs with
+    /// equal steps.
     checksum: String,
     driver: i32,
 }
 
-/// A member of this process.
+/// A member in this process.
 struct Member<'c> {
     context: &'c Context,
     kernels: Kernels<'c>,
@@ -63,7 +63,7 @@ impl<'c> Member<'c> {
         Ok(Self { context, kernels, spin, reduce, trace: Trace::new(context)?, part })
     }
 
-    /// Launches the collective of some number.
+    /// Launches the collective with this number.
     fn collective(
         &self,
         options: &Collective,
@@ -76,14 +76,14 @@ impl<'c> Member<'c> {
         self.kernels.launch_collective(self.reduce, part, stream)
     }
 
-    /// Runs the steps; what was written, and when it began and ended.
+    /// Runs the steps; returns the start, the end, and the bytes written.
     fn run(
         &self,
         options: &Collective,
         barrier: &Barrier,
     ) -> Result<(Instant, Instant, Vec<u8>), DriverError> {
         let made = self.context.make_current().and_then(|()| Stream::create(self.context));
-        // Every member reaches this, so that none waits for one that failed.
+        // Every member reaches the barrier, so that none waits for one that failed.
         barrier.wait();
         let (stream, start) = (made?, Instant::now());
         let beside = if options.buckets > 0 { Some(Beside::new(self.context)?) } else { None };
@@ -99,7 +99,7 @@ impl<'c> Member<'c> {
             }
             let alone = if part.rank == 0 { options.alone_on_first } else { 0 };
             for number in 1..=alone {
-                // A group that no other member names.
+                // A group that no other member uses.
                 let group = part.group | number << 24;
                 let own = Part { group, members: 1, ..part };
                 self.kernels.launch_collective(self.reduce, &own, &stream)?;
@@ -116,10 +116,11 @@ impl<'c> Member<'c> {
     }
 }
 
-/// A stream for collectives beside the one for kernels.
+/// A stream for collectives, besides the one for kernels.
 struct Beside<'c> {
     stream: Stream<'c>,
-    /// Behind the kernels whose results the next collective takes, and behind the last collective of a step.
+    /// Recorded after the kernels whose results the next collective needs. `done` is recorded after the last collective
+    /// of a step.
     ready: Event<'c>,
     done: Event<'c>,
 }
@@ -130,7 +131,7 @@ impl<'c> Beside<'c> {
         Ok(Self { stream, ready: Event::create(context)?, done: Event::create(context)? })
     }
 
-    /// Each collective waits for its part of the kernels, and the next step for all collectives.
+    /// Each collective waits for its part of the kernels, and the next step waits for all collectives.
     fn step(
         &self,
         member: &Member<'_>,
@@ -196,7 +197,7 @@ pub(crate) fn run(options: &Collective) -> Result<(), Failure> {
     })
 }
 
-/// FNV-1a.
+/// FNV-1a hash.
 fn checksum<'b>(bytes: impl Iterator<Item = &'b u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)

@@ -1,4 +1,4 @@
-//! `tenant copy`: copies or fills, back to back, for a stated time.
+//! `tenant copy`: copies or fills back to back, for a given time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use crate::cli::Copy;
 use crate::driver::{Context, Copies, DriverError, Event, Stream};
 use crate::{Failure, report};
 
-/// How many bytes are copied between two events at most, and how many such groups are in flight. So
-/// short copies are not slowed by an event each, and not much is outstanding.
+/// Most bytes between two events, and groups in flight. Short copies are not slowed down by an event each, and little
+/// is outstanding.
 const GROUP_BYTES: u64 = 32 << 20;
 const LARGEST_GROUP: u64 = 16;
 const GROUPS_AHEAD: usize = 16;
-/// The size of the smallest 3-D copy of whole words, over all its rows.
+/// Smallest 3-D copy of whole words, over all rows, in bytes.
 const LEAST_BYTES: u64 = 64;
 
-/// The result.
+/// The result line.
 #[derive(Serialize)]
 struct Outcome {
     api: String,
@@ -27,7 +27,7 @@ struct Outcome {
     copies: u64,
     /// From the first call to the last completion, on the host's clock.
     seconds: f64,
-    /// Completed copies a second.
+    /// Completed copies per second.
     rate: f64,
     device: String,
     uuid: String,
@@ -36,7 +36,7 @@ struct Outcome {
 
 pub(crate) fn run(options: &Copy) -> Result<(), Failure> {
     let api = options.api.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
-    // Rows, layers and words are whole.
+    // Whole rows, layers and words.
     let bytes = options.bytes - options.bytes % LEAST_BYTES;
     if bytes == 0 {
         return Err(Failure::Bytes { bytes: options.bytes, least: LEAST_BYTES });
@@ -64,13 +64,12 @@ pub(crate) fn run(options: &Copy) -> Result<(), Failure> {
     })
 }
 
-/// Copies between two events.
+/// Number of copies between two events.
 fn group_of(bytes: u64) -> u64 {
     (GROUP_BYTES / bytes).clamp(1, LARGEST_GROUP)
 }
 
-/// Issues copies in groups until `length` is over, then waits for the outstanding ones. Returns the
-/// number of copies.
+/// Issues copies in groups for `length`, then waits for the outstanding ones. Returns the number of copies.
 fn copy_for(
     length: Duration,
     context: &Context,

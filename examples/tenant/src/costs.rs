@@ -1,4 +1,4 @@
-//! `tenant launch-cost` and `tenant alloc-cost`: the cost of single driver calls on the host.
+//! `tenant launch-cost` and `tenant alloc-cost`: the host-side cost of single driver calls.
 
 use std::time::Instant;
 
@@ -9,20 +9,20 @@ use crate::driver::{Allocator, Context, DriverError, Kernels, MemoryApi, Stream}
 use crate::stats::Samples;
 use crate::{Failure, report};
 
-/// Launches between two drains: few enough that no queue fills up.
+/// Launches between two synchronizations: few enough that no queue fills up.
 const BATCH: u64 = 16;
-/// Calls before the timed ones.
+/// Untimed calls before the timed ones.
 const WARM_UP: u64 = 1024;
 
-/// What memory is touched by.
+/// Stride for touching memory.
 const CACHE_LINE: usize = 64;
 
-/// Nanoseconds of one call.
+/// Cost of one call, in nanoseconds.
 #[derive(Serialize)]
 struct Cost {
     median_ns: f64,
     mean_ns: f64,
-    /// The mean without the most expensive thousandth, in which the program was interrupted.
+    /// Mean without the most expensive thousandth, in which the program was interrupted.
     trimmed_ns: f64,
     p1_ns: f64,
     p99_ns: f64,
@@ -51,7 +51,7 @@ fn timed<T>(
     result
 }
 
-/// Times cuLaunchKernel of an empty kernel; the queue is drained after each batch.
+/// Times cuLaunchKernel of an empty kernel; synchronizes after each batch.
 pub(crate) fn launches(options: &LaunchCost) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Launches {

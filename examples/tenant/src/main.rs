@@ -1,9 +1,8 @@
-//! `tenant`: a small CUDA workload for the demo, the tests and the benchmarks. It calls the driver
-//! as a program with a static CUDA runtime does, and runs on a real GPU as well as on the software
-//! one. Each run ends with one JSON line on stdout.
+//! `tenant`: a small CUDA workload for demo, tests and benchmarks. Calls the driver like a program with a static CUDA
+//! runtime, on a real GPU or the simulated one. Each run ends with one JSON line on stdout.
 //!
-//! Exit status: 0 if the run ended as designed (a refused allocation is a result), 1 with one line
-//! on stderr if it could not, 2 for wrong usage.
+//! Exit status: 0 if the run ended as designed (a refused allocation is a result), 1 with one line on stderr if not, 2
+//! for wrong usage.
 #![deny(unsafe_code)]
 
 mod ahead;
@@ -32,25 +31,25 @@ enum Failure {
     /// The driver or the device failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The members' page cannot be had.
+    /// The members' shared page could not be created.
     #[error("cannot share a page: {0}")]
     Page(#[from] PageError),
-    /// Every member has a place of its own.
+    /// A member's rank is out of range: each member has a slot of its own.
     #[error("rank {rank} of {ranks}: expected at most {most} ranks, and a rank below their number")]
     Ranks { rank: u64, ranks: u64, most: u64 },
-    /// Stdout is gone.
+    /// Stdout could not be written.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
     /// Stdin cannot be read.
     #[error("cannot read stdin: {0}")]
     Input(std::io::Error),
-    /// The system gave no thread.
+    /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    /// Arrays come in whole rows.
+    /// Arrays consist of whole rows.
     #[error("--chunk {chunk} is too small for --api {api}: expected at least {least} bytes")]
     Chunk { chunk: u64, api: String, least: usize },
-    /// Copies come in whole rows.
+    /// Copies consist of whole rows.
     #[error("--bytes {bytes} is too small: expected at least {least} bytes")]
     Bytes { bytes: u64, least: u64 },
 }

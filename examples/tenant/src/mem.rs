@@ -1,4 +1,4 @@
-//! `tenant mem`: allocate until refused, hold everything, report.
+//! `tenant mem`: allocates until refused, holds everything, and reports.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use crate::cli::Mem;
 use crate::driver::{ARRAY_ROW, Allocator, Context, DriverError, MemoryApi};
 use crate::{Failure, report};
 
-/// The result. Sizes are in bytes.
+/// The result line. Sizes in bytes.
 #[derive(Serialize)]
 struct Granted {
     api: String,
     chunk: u64,
     granted_bytes: u64,
     granted_chunks: usize,
-    /// The name of the result that refused the next chunk, or "cap".
+    /// Name of the result that refused the next chunk, or "cap".
     stop: String,
-    /// The call that refused, if one did.
+    /// The call that was refused, if any.
     stop_call: Option<&'static str>,
-    /// What cuMemGetInfo says while everything is held.
+    /// Free memory from cuMemGetInfo while everything is held.
     meminfo_free: usize,
     meminfo_total: usize,
     device: String,

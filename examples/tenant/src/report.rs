@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::Failure;
 
-/// Prints `result` as one line and flushes it, so that the reader of a pipe gets it at once.
+/// Prints `result` as one line and flushes it, so that a reader of the pipe gets it at once.
 pub(crate) fn line(result: &impl Serialize) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, result).map_err(std::io::Error::from)?;

@@ -1,4 +1,4 @@
-//! `tenant requests`: a server. Requests come at random times, and each is a burst of kernels.
+//! `tenant requests`: a server whose requests arrive at random times, each a burst of kernels.
 
 use std::time::{Duration, Instant};
 
@@ -10,21 +10,20 @@ use crate::driver::{Context, Kernels, LaunchCall, Stream};
 use crate::stats::Samples;
 use crate::{Failure, report};
 
-/// The result.
+/// The result line.
 #[derive(Serialize)]
 struct Outcome {
     requests: usize,
-    /// Requests a second that were answered.
+    /// Answered requests per second.
     rate: f64,
-    /// Kernels of one burst.
+    /// Kernels per burst.
     kernels: u64,
-    /// From when a request came to the end of its burst. A request that comes while another is
-    /// served waits for it.
+    /// Median time from a request's arrival to the end of its burst, including the wait for an earlier request.
     p50_ms: f64,
     p95_ms: f64,
     p99_ms: f64,
     most_ms: f64,
-    /// From when a burst was launched to its end.
+    /// Median time from a burst's launch to its end.
     served_p50_ms: f64,
     served_p99_ms: f64,
     iterations: u64,
@@ -79,8 +78,8 @@ pub(crate) fn run(options: &Requests) -> Result<(), Failure> {
     })
 }
 
-/// Gaps between requests: any length from half to one and a half times the mean is as likely. So
-/// two seldom meet, and the latency tells of the device and not of a queue of the program's own.
+/// Gaps between requests, uniformly from half to one and a half times the mean. Requests seldom overlap, so the latency
+/// reflects the device and not a queue inside the program.
 struct Arrivals {
     state: u64,
     mean: f64,

@@ -1,4 +1,4 @@
-//! Order statistics of samples.
+//! Percentiles and means of samples.
 
 /// Sorted samples.
 #[derive(Debug, Default)]
@@ -10,20 +10,19 @@ impl Samples {
         Self(values)
     }
 
-    /// The smallest sample that at least `percent` of all do not exceed (nearest rank); 0 if
-    /// there are none.
+    /// The smallest sample not exceeded by at least `percent` of all samples (nearest rank); 0 without samples.
     pub(crate) fn percentile(&self, percent: f64) -> f64 {
         let rank = (percent / 100.0 * self.0.len() as f64).ceil() as usize;
         self.0.get(rank.max(1) - 1).or(self.0.last()).copied().unwrap_or(0.0)
     }
 
-    /// The smallest samples, this part of all, but at least one.
+    /// The smallest samples: the fraction `part` of all, but at least one.
     pub(crate) fn cheapest(&self, part: f64) -> Self {
         let count = ((part * self.0.len() as f64) as usize).max(1);
         Self(self.0.iter().take(count).copied().collect())
     }
 
-    /// The arithmetic mean; 0 if there are no samples.
+    /// The arithmetic mean; 0 without samples.
     pub(crate) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / (self.0.len().max(1) as f64)
     }

@@ -1,10 +1,10 @@
-//! Lines on stdin that control a run.
+//! Commands on stdin that control a run.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// The last command.
+/// The latest command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Go,
@@ -12,19 +12,19 @@ pub(super) enum Said {
     End,
 }
 
-/// The last command, and the threads that wait for the next.
+/// The latest command, and the threads waiting for the next one.
 pub(super) struct Commands {
     said: Mutex<Said>,
     changed: Condvar,
 }
 
 impl Commands {
-    /// Commands without a source: always 'go'.
+    /// Without a source: always 'go'.
     pub(super) fn none() -> Arc<Self> {
         Arc::new(Self { said: Mutex::new(Said::Go), changed: Condvar::new() })
     }
 
-    /// Reads stdin in a thread, which ends with stdin or with the program.
+    /// Reads stdin in a thread, which ends with stdin or the program.
     pub(super) fn from_stdin() -> std::io::Result<Arc<Self>> {
         let commands = Self::none();
         let heard = Arc::clone(&commands);
@@ -51,7 +51,7 @@ impl Commands {
         *self.lock()
     }
 
-    /// Waits while the last command is a pause, for at most `most`.
+    /// Waits while the latest command is 'pause', for at most `most`.
     pub(super) fn wait_out_pause(&self, most: Duration) {
         let paused = |said: &mut Said| *said == Said::Pause;
         let result = self.changed.wait_timeout_while(self.lock(), most, paused);

@@ -1,4 +1,4 @@
-//! One stream, kept busy.
+//! A stream that is kept busy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +8,14 @@ use super::timeline::Timeline;
 use crate::cli::Pattern;
 use crate::driver::{Context, DriverError, Event, Graph, Kernels, LaunchCall, Spin, Stream};
 
-/// What one launch puts into the stream.
+/// The content of one launch.
 enum Unit<'c> {
     Kernel(LaunchCall),
     Graph(Graph<'c>),
 }
 
-/// A stream with a bounded number of launches in flight. An event is recorded after each group of
-/// launches. If too many are outstanding, the oldest event is waited for.
+/// A stream with a bounded number of launches in flight. An event is recorded after each group of launches; if too many
+/// groups are outstanding, the oldest event is waited for.
 pub(super) struct Lane<'c> {
     context: &'c Context,
     kernels_to_launch: &'c Kernels<'c>,
@@ -24,13 +24,13 @@ pub(super) struct Lane<'c> {
     unit: Unit<'c>,
     in_flight: VecDeque<Event<'c>>,
     spare: Vec<Event<'c>>,
-    /// The last event that was reached, where the next gap begins.
+    /// The latest event that was reached, where the next gap begins.
     last: Event<'c>,
-    /// Kernels completed so far.
+    /// Completed kernels.
     pub(super) kernels: u64,
-    /// When they were completed.
+    /// Times of their completion.
     pub(super) timeline: Timeline,
-    // The last field, so that graph and events are dropped first.
+    // The last field: dropped after graph and events.
     stream: Stream<'c>,
 }
 
@@ -74,15 +74,13 @@ impl<'c> Lane<'c> {
         })
     }
 
-    /// Sets the point from which the first gap is measured. The device has reached it when this
-    /// returns.
+    /// Sets the start of the first gap, and waits until the device has reached it.
     pub(super) fn mark_start(&mut self) -> Result<(), DriverError> {
         self.last.record(&self.stream)?;
         self.last.synchronize()
     }
 
-    /// Goes on after an intended pause, which does not count as a gap between kernels. Nothing is
-    /// in flight.
+    /// Continues after an intended pause, which is no gap between kernels. Nothing is in flight.
     pub(super) fn resume(&mut self) -> Result<(), DriverError> {
         let event = Event::create(self.context)?;
         event.record(&self.stream)?;
@@ -92,7 +90,7 @@ impl<'c> Lane<'c> {
         Ok(())
     }
 
-    /// Launches one group, records what is complete, and waits if too much is outstanding.
+    /// Launches one group, records completions, and waits if too much is outstanding.
     pub(super) fn step(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
         for _ in 0..self.plan.launches_per_group {
             match &self.unit {
@@ -119,7 +117,7 @@ impl<'c> Lane<'c> {
         Ok(())
     }
 
-    /// Waits for everything outstanding.
+    /// Waits for all outstanding groups.
     pub(super) fn drain(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
         while let Some(oldest) = self.in_flight.front() {
             oldest.synchronize()?;

@@ -1,4 +1,4 @@
-//! `tenant dense`: kernels that fill the device, back to back, for a stated time.
+//! `tenant dense`: kernels that fill the device, back to back, for a given time.
 
 mod commands;
 mod lane;
@@ -23,15 +23,15 @@ use lane::Lane;
 use plan::Plan;
 use timeline::Timeline;
 
-/// The result on several devices at once.
+/// The result line for several devices.
 #[derive(Serialize)]
 struct Outcomes {
-    /// Completed kernels a second, on all of them.
+    /// Completed kernels per second on all devices.
     rate: f64,
     devices: Vec<Outcome>,
 }
 
-/// The result on one device.
+/// The result line for one device.
 #[derive(Serialize)]
 struct Outcome {
     pattern: String,
@@ -39,34 +39,33 @@ struct Outcome {
     kernels: u64,
     /// From the first launch to the last completion, on the host's clock.
     seconds: f64,
-    /// Completed kernels a second.
+    /// Completed kernels per second.
     rate: f64,
-    /// CPU time of the whole process from the first launch to the last completion.
+    /// CPU time of the process from the first launch to the last completion.
     cpu_seconds: f64,
-    /// Time between completions in one stream, per kernel, by the device's clock. It is averaged
-    /// over the few kernels between two events. For half of the time it was not longer.
+    /// Median time between completions in one stream, per kernel, by the device's clock; averaged over the few kernels
+    /// between two events.
     p50_ms: f64,
-    /// As `p50_ms`, for 99 % of the time between completions.
+    /// 99th percentile of the same times.
     p99_ms: f64,
-    /// Times in which kernels were held up, for any reason but an intended pause.
+    /// Times in which kernels were held up, other than intended pauses.
     pauses: Pauses,
-    /// Kernels completed in each whole window, if windows were asked for.
+    /// Kernels completed in each whole window, if windows were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     windows: Option<Vec<f64>>,
-    /// When the first window began, in seconds on the clock that all processes of the machine share
-    /// (CLOCK_MONOTONIC).
+    /// Start of the first window, in seconds of CLOCK_MONOTONIC, which all processes of the machine share.
     #[serde(skip_serializing_if = "Option::is_none")]
     windows_at: Option<f64>,
-    /// Rounds of arithmetic in a kernel; for --iterations of a later run.
+    /// Iterations per kernel, for --iterations of a later run.
     iterations: u64,
-    /// The measured length of the kernel; none if --iterations was given.
+    /// Measured length of the kernel; absent if --iterations was given.
     kernel_us: Option<f64>,
     device: String,
     uuid: String,
     driver: i32,
 }
 
-/// Times of more than a millisecond for which a stream stood still.
+/// Times of more than a millisecond in which a stream made no progress.
 #[derive(Serialize)]
 struct Pauses {
     count: usize,
@@ -84,24 +83,24 @@ impl From<Vec<f64>> for Pauses {
     }
 }
 
-/// What one thread did.
+/// Results of one thread.
 struct Work {
     start: Instant,
-    /// The moment `start` on the machine's clock, in seconds.
+    /// `start` in seconds of CLOCK_MONOTONIC.
     at: f64,
     end: Instant,
-    /// CPU time of the process at the start and at the end, in seconds.
+    /// CPU time of the process at start and end, in seconds.
     cpu: [f64; 2],
     kernels: u64,
     timeline: Timeline,
 }
 
-/// A device, and the kernel to launch there.
+/// A device, and the kernel to launch on it.
 struct Loaded<'c> {
     context: &'c Context,
     kernels: Kernels<'c>,
     spin: Spin,
-    /// The kernel's length in microseconds if it was measured.
+    /// Length of the kernel in microseconds, if measured.
     kernel_us: Option<f64>,
 }
 
@@ -143,7 +142,7 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
     }
 }
 
-/// Launches on all devices at once, in separate threads. Returns the threads' results, by device.
+/// Launches on all devices at once, in separate threads. Returns the threads' results by device.
 fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, Failure> {
     let plan = Plan::new(options.pattern, options.kernel_us);
     let completed = AtomicU64::new(0);
@@ -154,7 +153,7 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
         true => Commands::from_stdin().map_err(Failure::Thread)?,
         false => Commands::none(),
     };
-    // Streams that share a device complete their kernels in turn.
+    // Streams on the same device complete their kernels in turn.
     let kernel_ms = options.kernel_us / 1e3 * (plan.threads * plan.lanes) as f64;
     let timeline = || Timeline::new(kernel_ms, options.windows);
     let work = |device: &Loaded<'_>| {
@@ -173,7 +172,7 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
                 })
                 .collect::<Result<Vec<_>, _>>()
         });
-        // Every thread reaches this, so that none waits for one that failed.
+        // Every thread reaches the barrier, so that none waits for one that failed.
         barrier.wait();
         launch_for(length, pause, &commands, lanes?, timeline(), &completed)
     };
@@ -187,7 +186,7 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
         };
         let work = &work;
         let mut threads = devices.iter().flat_map(|device| (0..plan.threads).map(move |_| device));
-        // This thread is the first.
+        // This thread is the first one.
         let own = threads.next();
         let others: Vec<_> = threads.map(|device| scope.spawn(move || work(device))).collect();
         let mut works: Vec<_> = own.map(work).into_iter().collect();
@@ -201,8 +200,8 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
     })
 }
 
-/// Launches into the lanes in turn until `length` is over or the command is to end, with pauses if
-/// asked for. Then waits for the outstanding launches.
+/// Launches into the lanes in turn for `length` or until the command 'end', with pauses if requested; then waits for
+/// the outstanding launches.
 fn launch_for(
     length: Duration,
     pause: Option<Duration>,
@@ -266,7 +265,7 @@ fn outcome(options: &Dense, device: &Loaded<'_>, works: Vec<Work>) -> Result<Out
     }
     let gaps = Samples::new(timeline.gaps_ms);
     let windows = options.windows.map(|length| {
-        // A window that did not run to its end is left out.
+        // An incomplete window is left out.
         let whole = (seconds.min(options.seconds) / length + 1e-9) as usize;
         timeline.windows.resize(whole, 0.0);
         timeline.windows
@@ -291,14 +290,13 @@ fn outcome(options: &Dense, device: &Loaded<'_>, works: Vec<Work>) -> Result<Out
     })
 }
 
-/// Whether the pattern launches into the default stream, as unchanged programs do, or into its own
-/// streams.
+/// Whether the pattern launches into the default stream, as unmodified programs do, or into its own streams.
 fn uses_default_stream(pattern: Pattern, ptsz: bool) -> bool {
     match pattern {
         Pattern::Kernel | Pattern::Ex | Pattern::Coop => true,
         // The legacy stream cannot be captured.
         Pattern::Graph | Pattern::Multistream => false,
-        // With _ptsz functions each thread's default stream is its own.
+        // With _ptsz functions each thread has its own default stream.
         Pattern::Threads => ptsz,
     }
 }

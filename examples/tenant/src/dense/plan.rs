@@ -1,30 +1,30 @@
-//! The number of threads and streams, the distance of events, and how far launches run ahead.
+//! The shape of a run: threads, streams, distance of events, and how far launches run ahead.
 
 use crate::cli::Pattern;
 
 /// Kernels in a captured graph.
 pub(super) const GRAPH_KERNELS: u64 = 8;
 const LANES: usize = 4;
-/// As many launches as take this long are between two events, but at most sixteen. So short kernels
-/// are not slowed by an event each.
+/// Work between two events, in microseconds, but at most sixteen launches. Short kernels are not slowed down by an
+/// event each.
 const EVENT_US: f64 = 250.0;
 const MOST_LAUNCHES_PER_EVENT: f64 = 16.0;
-/// How many kernels launches run ahead of completions, and for how long at most.
+/// How far launches run ahead of completions, in kernels, and the longest such time.
 const AHEAD_KERNELS: f64 = 64.0;
 const AHEAD_US: f64 = 100_000.0;
 
 /// The shape of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Threads that launch.
+    /// Launching threads.
     pub(super) threads: usize,
-    /// Streams that each of them launches into.
+    /// Streams per thread.
     pub(super) lanes: usize,
-    /// Kernels that one launch runs.
+    /// Kernels per launch.
     pub(super) kernels_per_launch: u64,
     /// Launches between two events.
     pub(super) launches_per_group: u64,
-    /// Groups in flight in one stream.
+    /// Groups in flight per stream.
     pub(super) groups_ahead: usize,
 }
 

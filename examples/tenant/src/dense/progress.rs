@@ -1,4 +1,4 @@
-//! The number of completed kernels, every so often.
+//! Prints the number of completed kernels at intervals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -11,21 +11,20 @@ use crate::{clock, report};
 
 #[derive(Serialize)]
 struct Progress {
-    /// Seconds since the first launch was about to begin.
+    /// Seconds since just before the first launch.
     elapsed: f64,
-    /// Kernels that the device completed since then.
+    /// Kernels completed since then.
     kernels: u64,
-    /// The same moment on the clock that all processes of the machine share (CLOCK_MONOTONIC), in
-    /// seconds.
+    /// Time of the report in seconds of CLOCK_MONOTONIC, which all processes of the machine share.
     at: f64,
 }
 
-/// The running reporter. It ends on drop.
+/// The running reporter; ends on drop.
 pub(super) struct Reporter {
     _running: Sender<()>,
 }
 
-/// Starts the thread that prints.
+/// Starts the printing thread.
 pub(super) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     every: Duration,
@@ -42,7 +41,7 @@ pub(super) fn start<'scope>(
             let elapsed = start.elapsed().as_secs_f64();
             let kernels = completed.load(Ordering::Relaxed);
             let at = clock::monotonic();
-            // The reader may leave early. The result at the end reports that failure.
+            // The reader may leave early. The final result reports that failure.
             if report::line(&Progress { elapsed, kernels, at }).is_err() {
                 return;
             }

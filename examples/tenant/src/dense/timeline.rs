@@ -1,36 +1,35 @@
-//! The times at which a stream's kernels were completed, by the device's clock.
+//! Times at which a stream's kernels completed, by the device's clock.
 
-/// A pause is longer than this, and longer than a tenth of the work after it. Anything shorter is
-/// noise.
+/// Shortest pause, in milliseconds. A pause is also longer than a tenth of the work after it; shorter delays are noise.
 const LEAST_PAUSE_MS: f64 = 1.0;
 const LEAST_PAUSE_PART: f64 = 0.1;
 
-/// The completions of a stream, or of several streams together.
+/// Completions in a stream, or in several streams together.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// Time between two completions in one stream while nothing holds it up.
+    /// Undisturbed time between two completions in one stream, in milliseconds.
     kernel_ms: f64,
-    /// Length of a window; infinite if none are asked for.
+    /// Length of a window, in milliseconds; infinite without windows.
     window_ms: f64,
-    /// The last completion, since the start.
+    /// Time of the latest completion, since the start.
     now_ms: f64,
-    /// For each group, the time since the one before it, divided by its kernels.
+    /// Per group: time since the previous group, per kernel.
     pub(super) gaps_ms: Vec<f64>,
-    /// For each group that was held up, for how long.
+    /// Per group that was held up: for how long.
     pub(super) pauses_ms: Vec<f64>,
-    /// Kernels in each window. A kernel that runs across a boundary counts in parts.
+    /// Kernels per window. A kernel that crosses a boundary counts in parts.
     pub(super) windows: Vec<f64>,
 }
 
 impl Timeline {
-    /// `kernel_ms` is the time between two completions, `window` is in seconds.
+    /// `kernel_ms`: time between two completions; `window`: length in seconds.
     pub(super) fn new(kernel_ms: f64, window: Option<f64>) -> Self {
         let window_ms = window.map_or(f64::INFINITY, |seconds| seconds * 1e3);
         let (gaps_ms, pauses_ms, windows) = (Vec::new(), Vec::new(), Vec::new());
         Self { kernel_ms, window_ms, now_ms: 0.0, gaps_ms, pauses_ms, windows }
     }
 
-    /// Records that a group of kernels was done `gap_ms` after the one before it.
+    /// Records the completion of a group of kernels, `gap_ms` after the previous group.
     pub(super) fn completed(&mut self, gap_ms: f64, kernels: u64) {
         let (gap_ms, kernels) = (gap_ms.max(0.0), kernels as f64);
         let work_ms = kernels * self.kernel_ms;
@@ -44,12 +43,12 @@ impl Timeline {
         }
     }
 
-    /// Skips time in which nothing was to be done.
+    /// Skips time without work.
     pub(super) fn skip(&mut self, ms: f64) {
         self.now_ms += ms.max(0.0);
     }
 
-    /// Spreads kernels over the windows. They took `work_ms` and ended now.
+    /// Spreads kernels over the windows: they took `work_ms` and ended now.
     fn count(&mut self, kernels: f64, work_ms: f64) {
         let last = (self.now_ms / self.window_ms) as usize;
         if self.windows.len() <= last {
@@ -67,7 +66,7 @@ impl Timeline {
         self.windows[last] += rest;
     }
 
-    /// Adds the completions of another stream in the same time.
+    /// Adds another stream's completions in the same time.
     pub(super) fn merge(&mut self, other: Self) {
         self.now_ms = self.now_ms.max(other.now_ms);
         self.gaps_ms.extend(other.gaps_ms);

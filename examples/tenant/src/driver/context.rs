@@ -1,4 +1,4 @@
-//! The driver, one device and its primary context.
+//! The driver, one device and its primary context. All other objects of this folder borrow from it.
 
 use core::ffi::{CStr, c_int};
 
@@ -23,12 +23,12 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Loads the driver and makes the primary context of device `index` current in this thread.
-    /// With `per_thread_streams` the driver's `_ptsz` functions are used, as in a program built
-    /// with `-default-stream per-thread`.
+    /// Loads the driver and makes the primary context of device `index` current in this thread. With
+    /// `per_thread_streams` the driver's `_ptsz` functions are used, as in a program built with `-default-stream
+    /// per-thread`.
     ///
     /// # Errors
-    /// [`DriverError`], for the first step that failed.
+    /// [`DriverError`] of the first step that failed.
     pub(crate) fn open(index: u32, per_thread_streams: bool) -> Result<Self, DriverError> {
         let table = Table::load(per_thread_streams)?;
         let (mut count, mut device, mut raw) = (0, 0, core::ptr::null_mut());
@@ -48,7 +48,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the context current in the calling thread; each thread that uses it does so first.
+    /// Makes the context current in the calling thread. Each thread that uses the context calls this first.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -98,7 +98,7 @@ impl Context {
         Ok(version)
     }
 
-    /// How many multiprocessors this process may use.
+    /// Number of multiprocessors that this process may use.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -114,7 +114,7 @@ impl Context {
         })
     }
 
-    /// Free and total memory of the device in bytes, as the driver tells this process.
+    /// Free and total memory of the device, in bytes, as the driver reports it to this process.
     ///
     /// # Errors
     /// [`DriverError::Call`]

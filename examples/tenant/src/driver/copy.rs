@@ -1,4 +1,4 @@
-//! Copies and fills of a buffer, into the default stream.
+//! Copies and fills of a buffer in the default stream.
 
 use core::ffi::c_void;
 
@@ -24,19 +24,19 @@ pub(crate) enum CopyApi {
     Layers,
     /// cuMemsetD8Async
     Memset,
-    /// cuMemcpyHtoD, which is waited for
+    /// cuMemcpyHtoD, synchronous
     HtodSync,
-    /// cuMemcpyDtoH, which is waited for
+    /// cuMemcpyDtoH, synchronous
     DtohSync,
-    /// cuMemsetD32
+    /// cuMemsetD32, synchronous
     MemsetSync,
 }
 
-/// Rows of a 2-D copy; of a 3-D one in four layers.
+/// Rows of a 2-D copy; a 3-D copy has them in four layers.
 const ROWS: usize = 16;
 const LAYERS: usize = 4;
 
-/// The buffers for repeated calls.
+/// Buffers for repeated calls.
 pub(crate) struct Copies<'c> {
     context: &'c Context,
     api: CopyApi,
@@ -46,7 +46,7 @@ pub(crate) struct Copies<'c> {
 }
 
 impl<'c> Copies<'c> {
-    /// Two buffers of `bytes` on the device and one on the host.
+    /// Allocates two buffers of `bytes` on the device and one on the host.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -69,7 +69,7 @@ impl<'c> Copies<'c> {
         Ok(copies)
     }
 
-    /// Makes the call once.
+    /// Issues the call once.
     ///
     /// # Errors
     /// [`DriverError::Call`]

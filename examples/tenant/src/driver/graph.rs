@@ -11,11 +11,11 @@ pub(crate) struct Graph<'c> {
 }
 
 impl<'c> Graph<'c> {
-    /// Captures what `work` puts into `stream` and makes it launchable. The stream must not be
-    /// the legacy default stream, which the driver does not capture.
+    /// Captures the work that `work` puts into `stream`, and instantiates the graph. The stream must not be the legacy
+    /// default stream, which cannot be captured.
     ///
     /// # Errors
-    /// [`DriverError::Call`], or what `work` failed with.
+    /// [`DriverError::Call`], or the error of `work`.
     pub(crate) fn capture(
         context: &'c Context,
         stream: &Stream<'_>,

@@ -1,4 +1,4 @@
-//! The embedded kernels and the three ways to launch one.
+//! The embedded kernels, and three ways to launch them.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -6,9 +6,9 @@ use driver::cuda::{Function, LaunchConfig, Module};
 
 use super::{Context, DriverError, Stream};
 
-/// PTX text, NUL-terminated as the driver expects it.
+/// PTX text, NUL-terminated as the driver requires.
 const IMAGE: &str = concat!(include_str!("../kernels.ptx"), "\0");
-/// Threads per block: the most that every device takes.
+/// Threads per block: the maximum on every device.
 const BLOCK: c_uint = 1024;
 
 /// The driver function that launches.
@@ -22,29 +22,29 @@ pub(crate) enum LaunchCall {
     Cooperative,
 }
 
-/// How long the kernel `spin` takes.
+/// Length of the kernel `spin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spin {
-    /// On the software GPU: nanoseconds.
+    /// For the simulated GPU: nanoseconds.
     pub(crate) ns: u64,
-    /// On a real one: rounds of arithmetic in each thread.
+    /// For a real GPU: iterations of arithmetic per thread.
     pub(crate) iterations: u64,
 }
 
-/// One member's part in a collective.
+/// One member's part of a collective.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    /// Where the members' slots are, for the device.
+    /// Device address of the members' slots.
     pub(crate) slots: u64,
     pub(crate) rank: u64,
-    /// Counts up from 1.
+    /// Number of the step, from 1.
     pub(crate) step: u64,
-    /// On the software GPU: what the members have in common in this step.
+    /// For the simulated GPU: a number that the members share in this step.
     pub(crate) group: u64,
     pub(crate) members: u64,
 }
 
-/// The loaded module. Its grid fills every multiprocessor exactly once.
+/// The loaded module. The grid fills every multiprocessor exactly once.
 pub(crate) struct Kernels<'c> {
     context: &'c Context,
     module: Module,
@@ -103,8 +103,8 @@ impl<'c> Kernels<'c> {
         self.launch(call, self.spin, self.blocks, [spin.ns, spin.iterations, 0], stream)
     }
 
-    /// Launches `spin` on all of the device but one block. A limiter that knows kernels by function
-    /// and grid takes this for other work than what is measured.
+    /// Launches `spin` with one block less than fills the device, so that a limiter that distinguishes kernels by
+    /// function and grid takes this for other work than the measured kernel.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -117,7 +117,7 @@ impl<'c> Kernels<'c> {
         self.launch(LaunchCall::Kernel, self.spin, blocks, [spin.ns, spin.iterations, 0], stream)
     }
 
-    /// Launches some blocks of `empty` with `cuLaunchKernel`.
+    /// Launches `empty` with a given number of blocks by `cuLaunchKernel`.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -129,7 +129,7 @@ impl<'c> Kernels<'c> {
         self.launch(LaunchCall::Kernel, self.empty, blocks, [0; 3], stream)
     }
 
-    /// Launches this member's part of a collective: one block, as communication libraries launch few.
+    /// Launches this member's part of a collective, in one block: communication libraries launch few blocks.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -187,7 +187,7 @@ impl<'c> Kernels<'c> {
 impl Drop for Kernels<'_> {
     fn drop(&mut self) {
         if !self.module.is_null() {
-            // With several devices another context may be current here.
+            // With several devices another context may be current.
             let _ = self.context.make_current();
             // SAFETY: loaded once, unloaded once; the launches were waited for or failed.
             let _ = unsafe { self.context.table.cuModuleUnload(self.module) };

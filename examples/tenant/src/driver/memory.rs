@@ -1,4 +1,4 @@
-//! Device memory by every family of allocation calls.
+//! Device memory from every family of allocation calls.
 
 use core::ffi::c_uint;
 
@@ -9,20 +9,19 @@ use driver::cuda::{
 
 use super::{Context, DriverError, Stream};
 
-/// `CU_AD_FORMAT_FLOAT` in four channels: 16 bytes an element.
+/// `CU_AD_FORMAT_FLOAT`; with four channels an element has 16 bytes.
 const FORMAT_FLOAT: c_uint = 0x20;
 const CHANNELS: c_uint = 4;
 /// Width of every array, in elements.
 const ARRAY_WIDTH: usize = 1024;
-/// Bytes in one row of an array; the smallest chunk for the array calls.
+/// Bytes per row of an array; the smallest chunk for the array calls.
 pub(crate) const ARRAY_ROW: usize = ARRAY_WIDTH * 16;
-/// Rows in one layer of a three-dimensional array.
+/// Rows per layer of a three-dimensional array.
 const LAYER_ROWS: usize = 64;
-/// Levels of a mipmapped array; each is a quarter of the one before. The driver pads low levels.
-/// One more level would take a whole page for a few bytes, and a limit could be reached less
-/// closely.
+/// Levels of a mipmapped array, each a quarter of the previous one. The driver pads low levels: a further level would
+/// take a page for a few bytes, and a limit would be reached less closely.
 const MIPMAP_LEVELS: u32 = 3;
-/// Bytes in one row of a pitched allocation.
+/// Bytes per row of a pitched allocation.
 const PITCHED_ROW: usize = 64 * 1024;
 
 /// A family of allocation calls.
@@ -50,7 +49,7 @@ pub(crate) enum MemoryApi {
     Graph,
 }
 
-/// What has to be freed, and how.
+/// What to free, and how.
 enum Held {
     Linear(DevicePtr),
     Stream(DevicePtr),
@@ -60,11 +59,11 @@ enum Held {
     Graph { graph: cuda::Graph, exec: cuda::GraphExec, address: DevicePtr },
 }
 
-/// A granted allocation. It is freed on drop.
+/// A granted allocation; freed on drop.
 pub(crate) struct Allocation<'a> {
     context: &'a Context,
     held: Held,
-    /// Bytes granted, as the call's own result and arguments state them.
+    /// Granted bytes, according to the call's result and arguments.
     pub(crate) bytes: u64,
 }
 
@@ -78,7 +77,7 @@ pub(crate) struct Allocator<'c> {
 }
 
 impl<'c> Allocator<'c> {
-    /// Prepares what the calls need: the pool, the granularity.
+    /// Prepares pool and granularity for the calls.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -104,11 +103,10 @@ impl<'c> Allocator<'c> {
         Ok(allocator)
     }
 
-    /// Allocates about `chunk` bytes (rounded as the family needs it). The chunk is at least
-    /// [`ARRAY_ROW`] for arrays.
+    /// Allocates about `chunk` bytes, rounded as the family requires; at least [`ARRAY_ROW`] for arrays.
     ///
     /// # Errors
-    /// [`DriverError::Call`]: the refusal.
+    /// [`DriverError::Call`] if refused.
     pub(crate) fn allocate(&self, chunk: usize) -> Result<Allocation<'_>, DriverError> {
         let table = &self.context.table;
         let mut address: DevicePtr = 0;
@@ -180,7 +178,7 @@ impl<'c> Allocator<'c> {
     }
 
     fn mipmap(&self, chunk: usize) -> Result<(Held, usize), DriverError> {
-        // All levels together take about four thirds of the first.
+        // All levels together take about four thirds of the first level.
         let height = (chunk / ARRAY_ROW * 3 / 4).max(1);
         let mut array = core::ptr::null_mut();
         // SAFETY: as in `array`.
@@ -193,7 +191,7 @@ impl<'c> Allocator<'c> {
         Ok((Held::Mipmap(array), bytes))
     }
 
-    /// One graph with one allocation node, launched and kept: its memory stays after the launch.
+    /// A launched graph with one allocation node. The graph is kept, so its memory stays after the launch.
     fn graph(&self, chunk: usize) -> Result<Allocation<'_>, DriverError> {
         let table = &self.context.table;
         let (mut graph, mut exec) = (core::ptr::null_mut(), core::ptr::null_mut());

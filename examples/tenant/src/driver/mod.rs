@@ -1,4 +1,4 @@
-//! A safe interface to the CUDA driver: every `unsafe` of this program is in this folder.
+//! A safe interface to the CUDA driver. All `unsafe` code of this program is in this folder.
 
 mod context;
 mod copy;
@@ -19,13 +19,13 @@ pub(crate) use stream::{Event, Stream};
 
 use driver::cuda::CuResult;
 
-/// Why something could not be done with the driver.
+/// Errors of the driver.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    /// There is no driver.
+    /// The driver could not be loaded.
     #[error("cannot load libcuda.so.1: {0}")]
     Load(String),
-    /// The driver is older than what this program needs.
+    /// The driver lacks a function.
     #[error("the CUDA driver has no {0}: it is too old")]
     Missing(&'static str),
     /// No such device.

@@ -1,4 +1,4 @@
-//! A page of host memory that several devices and processes share.
+//! A page of host memory shared by several devices and processes, for collectives.
 
 use core::ffi::c_void;
 use std::fs::OpenOptions;
@@ -12,22 +12,21 @@ use super::{Context, DriverError};
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of the process.
 const PORTABLE: u32 = 1;
 const SIZE: usize = 4096;
-/// Members that find room: each has a slot of 64 bytes.
+/// Most members: each has a slot of 64 bytes.
 pub(crate) const SLOTS: u64 = 64;
 
-/// The page, registered with the driver. It is kept until the process ends, as a kernel may write to
-/// it until then.
+/// The page, registered with the driver. Kept until the process ends, because a kernel may write to it until then.
 pub(crate) struct Page(*mut c_void);
 
 // SAFETY: only an address, which is never unmapped; the devices alone use what is behind it.
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// A new page of this process, or the one in the file at `path`, which is made if need be. For
-    /// all contexts of the process; `context` is current.
+    /// Creates a page of this process, or opens or creates the one in the file at `path`, for all contexts of the
+    /// process; `context` must be current.
     ///
     /// # Errors
-    /// The system's error for the file or the mapping, or the driver's.
+    /// The system's error for file or mapping, or the driver's.
     pub(crate) fn new(context: &Context, path: Option<&Path>) -> Result<Self, PageError> {
         let file = match path {
             Some(path) => {
@@ -60,7 +59,7 @@ impl Page {
         Ok(Self(address))
     }
 
-    /// Its address for the current context's device.
+    /// The page's address on the current context's device.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -72,7 +71,7 @@ impl Page {
     }
 }
 
-/// Why there is no page.
+/// Why a page could not be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PageError {
     #[error(transparent)]
@@ -81,17 +80,17 @@ pub(crate) enum PageError {
     Driver(#[from] DriverError),
 }
 
-/// Bytes on a device that work in a stream writes one by one, and the host reads in the end.
+/// Bytes on a device that a stream's work writes one by one, and the host reads at the end.
 pub(crate) struct Trace<'c> {
     context: &'c Context,
     address: DevicePtr,
 }
 
-/// Bytes of a [`Trace`].
+/// Size of a [`Trace`], in bytes.
 pub(crate) const TRACE: usize = 4096;
 
 impl<'c> Trace<'c> {
-    /// All zero.
+    /// A trace of zeros.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -107,7 +106,7 @@ impl<'c> Trace<'c> {
         Ok(trace)
     }
 
-    /// Writes a byte in stream order; the place is taken modulo the size.
+    /// Writes a byte in stream order, at `at` modulo the size.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -122,7 +121,7 @@ impl<'c> Trace<'c> {
         unsafe { self.context.table.cuMemsetD8Async(at, value, 1, stream.raw) }
     }
 
-    /// What was written; the streams were waited for.
+    /// Reads the bytes, once the streams have been synchronized.
     ///
     /// # Errors
     /// [`DriverError::Call`]

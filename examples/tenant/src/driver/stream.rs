@@ -9,20 +9,19 @@ use super::{Context, DriverError};
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_BLOCKING_SYNC: c_uint = 1;
 
-/// A stream; used by the thread that made it.
+/// A stream, used only by the thread that created it.
 pub(crate) struct Stream<'c> {
     pub(super) context: &'c Context,
     pub(super) raw: cuda::Stream,
 }
 
 impl<'c> Stream<'c> {
-    /// The default stream: the legacy one, or this thread's own where the context was opened with
-    /// per-thread streams.
+    /// The default stream: the legacy one, or this thread's own if the context was opened with per-thread streams.
     pub(crate) fn default_of(context: &'c Context) -> Self {
         Self { context, raw: core::ptr::null_mut() }
     }
 
-    /// A new stream that does not wait for the legacy one.
+    /// Creates a stream that does not wait for the legacy stream.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -33,7 +32,7 @@ impl<'c> Stream<'c> {
         Ok(Self { context, raw })
     }
 
-    /// Waits until everything in the stream is done.
+    /// Waits until all work in the stream is done.
     ///
     /// # Errors
     /// [`DriverError::Call`], also for a kernel that failed.
@@ -52,14 +51,14 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// A timing event whose waiters sleep.
+/// A timing event; threads that wait for it sleep.
 pub(crate) struct Event<'c> {
     context: &'c Context,
     raw: cuda::Event,
 }
 
 impl<'c> Event<'c> {
-    /// An event that is not recorded yet.
+    /// Creates an event that is not recorded.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -70,7 +69,7 @@ impl<'c> Event<'c> {
         Ok(Self { context, raw })
     }
 
-    /// Puts the event behind what is in `stream` now.
+    /// Records the event after the work now in `stream`.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -79,7 +78,7 @@ impl<'c> Event<'c> {
         unsafe { self.context.table.cuEventRecord(self.raw, stream.raw) }
     }
 
-    /// Has what comes in `stream` wait for the event.
+    /// Makes later work in `stream` wait for the event.
     ///
     /// # Errors
     /// [`DriverError::Call`]
@@ -88,7 +87,7 @@ impl<'c> Event<'c> {
         unsafe { self.context.table.cuStreamWaitEvent(stream.raw, self.raw, 0) }
     }
 
-    /// Whether the device has passed the event.
+    /// Whether the device has reached the event.
     ///
     /// # Errors
     /// [`DriverError::Call`], also for a kernel that failed before the event.
@@ -101,7 +100,7 @@ impl<'c> Event<'c> {
         }
     }
 
-    /// Waits until the device has passed the event.
+    /// Waits until the device has reached the event.
     ///
     /// # Errors
     /// [`DriverError::Call`], also for a kernel that failed before the event.
@@ -110,7 +109,7 @@ impl<'c> Event<'c> {
         unsafe { self.context.table.cuEventSynchronize(self.raw) }
     }
 
-    /// Device time from `start` to this event, in milliseconds. Both have been passed.
+    /// Device time from `start` to this event, in milliseconds. Both must have been reached.
     ///
     /// # Errors
     /// [`DriverError::Call`]

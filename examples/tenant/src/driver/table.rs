@@ -1,5 +1,5 @@
-//! The driver's functions, found as a statically linked CUDA runtime finds them: `dlopen` of
-//! `libcuda.so.1`, `dlsym` of `cuGetProcAddress_v2`, and every other function through that one.
+//! The driver's functions, found like a statically linked CUDA runtime finds them: `dlopen` of `libcuda.so.1`, `dlsym`
+//! of `cuGetProcAddress_v2`, and every other function through that.
 
 #![allow(
     non_snake_case,
@@ -19,17 +19,17 @@ use driver::cuda::{
 
 use super::DriverError;
 
-/// The CUDA version whose functions are asked for: 12.0.
+/// Requested CUDA version of the functions: 12.0.
 const CUDA_VERSION: c_int = 12_000;
 
 type GetProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint) -> CuResult;
 
-/// Declares the table and, for each function, an unsafe method of the same name that turns the
-/// driver's result into a `Result`.
+/// Declares the table and, for each function, an unsafe method of the same name that converts the driver's result to a
+/// `Result`.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $kind:ty),*);)*) => {
-        /// The functions that the driver has, each with the type that `cuda.h` gives it.
+        /// The functions that the driver has, with their types in `cuda.h`.
         pub(super) struct Table {
             $($name: Option<unsafe extern "C" fn($($kind),*) -> CuResult>,)*
         }
@@ -172,10 +172,10 @@ functions! {
 }
 
 impl Table {
-    /// Loads the driver. It stays loaded until the process ends.
+    /// Loads the driver, which stays loaded until the process ends.
     ///
     /// # Errors
-    /// [`DriverError::Load`] where there is no usable `libcuda.so.1`.
+    /// [`DriverError::Load`] without a usable `libcuda.so.1`.
     pub(super) fn load(per_thread_streams: bool) -> Result<Self, DriverError> {
         // SAFETY: loading the driver runs its constructors, as in every CUDA program.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
@@ -185,7 +185,7 @@ impl Table {
         // SAFETY: the handle came from dlopen and is never closed.
         let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
         let newest = find(c"cuGetProcAddress_v2");
-        // Drivers for CUDA 11 have the first form.
+        // CUDA 11 drivers only have the first version.
         let symbol = if newest.is_null() { find(c"cuGetProcAddress") } else { newest };
         // SAFETY: null becomes None; else it is the function of this name with its type in cuda.h. The first form has no
         // last argument, which a caller may pass all the same in this calling convention.

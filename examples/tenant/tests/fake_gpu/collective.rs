@@ -21,7 +21,7 @@ fn devices_of_a_process_step_together() {
     };
     let (two, again, one) = (run(2), run(2), run(1));
     assert_eq!((number(&two, "members"), number(&two, "steps")), (2.0, 100.0));
-    // A step is a millisecond of work, and more on a slow machine.
+    // A step is a millisecond of work, and longer on a slow machine.
     let rate = number(&two, "rate");
     assert!(rate > 0.0 && rate <= 1000.0, "{two}");
     assert_eq!(two["checksum"], again["checksum"]);

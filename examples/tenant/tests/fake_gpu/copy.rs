@@ -1,8 +1,8 @@
-//! `tenant copy` on the software GPU.
+//! `tenant copy` on the simulated GPU.
 
 use crate::node::Node;
 
-/// The simulated device moves a byte a nanosecond over its bus and two within itself.
+/// The simulated device copies one byte per nanosecond over the bus, and two within its memory.
 #[test]
 fn every_api_counts_what_the_device_completed() {
     for (api, most) in [

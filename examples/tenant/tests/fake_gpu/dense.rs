@@ -1,4 +1,4 @@
-//! `tenant dense` and the cost measurements on the software GPU.
+//! `tenant dense` and the cost measurements on the simulated GPU.
 
 use crate::node::{Node, Steered, text};
 use serde_json::Value;
@@ -10,8 +10,8 @@ fn number(result: &Value, key: &str) -> f64 {
         .unwrap_or_else(|| panic!("{key} is not a number: {result}"))
 }
 
-/// What every run must satisfy. The device cannot do more than one second of kernels a second. How
-/// much less it does depends on the machine.
+/// Checks that hold for every run. The device completes at most one second of kernels per second; how much less depends
+/// on the machine.
 fn check_dense(node: &Node, kernel_us: f64, arguments: &str) -> Value {
     let result = node.result(&format!("dense --kernel-us {kernel_us} {arguments}"));
     let (kernels, seconds) = (number(&result, "kernels"), number(&result, "seconds"));
@@ -78,7 +78,7 @@ fn progress_counts_completed_kernels() {
     assert!(number(shown, "kernels") > 0.0, "{lines:?}");
 }
 
-/// The windows are on the device's clock. The kernels in whole windows are a part of all.
+/// Windows are on the device's clock; the kernels in whole windows are part of all kernels.
 #[test]
 fn windows_add_up_to_what_was_completed() {
     let node = Node::new("1GiB");
@@ -98,7 +98,7 @@ fn windows_add_up_to_what_was_completed() {
     assert_eq!((&without["windows"], &without["windows_at"]), (&Value::Null, &Value::Null));
 }
 
-/// Windows and progress describe the same time: the device's clock and the machine's are compared.
+/// Windows and progress describe the same time: compares the device's clock with the machine's.
 #[test]
 fn windows_begin_when_they_say() {
     let node = Node::new("1GiB");
@@ -128,7 +128,7 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
     let (first, last) = counts(&steered.hear(4));
     assert!(last > first, "runs at first");
     steered.say("pause");
-    // What was launched before is done soon, even on a slow machine.
+    // Earlier launches are done soon, even on a slow machine.
     steered.hear(10);
     let paused = steered.hear(10);
     assert_eq!(counts(&paused).0, counts(&paused).1, "{paused:?}");
@@ -136,9 +136,9 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
     steered.say("go");
     let again = steered.hear(20);
     assert!(counts(&again).1 > counts(&paused).1, "{again:?}");
-    // The end of stdin ends the run, like the line 'end'.
+    // End of file on stdin ends the run, like 'end'.
     let (result, err) = steered.end();
-    // The device's clock went on, and an intended pause does not count as a wait.
+    // The device's clock continued, and an intended pause does not count as a wait.
     let paused_ms = 1e3 * (number(&paused[9], "at") - number(&paused[0], "at"));
     assert!(number(&result, "pauses.longest_ms") < paused_ms, "{result}");
     let windows = result["windows"].as_array().unwrap();
@@ -184,7 +184,7 @@ fn cpu_time_is_the_process_s() {
     let node = Node::new("1GiB");
     let result = check_dense(&node, 2000.0, "--seconds 0.4");
     let (cpu, seconds) = (number(&result, "cpu_seconds"), number(&result, "seconds"));
-    // One thread launches; the simulated device has its own.
+    // One thread launches; the simulated device has one of its own.
     assert!(cpu > 0.0 && cpu < 4.0 * seconds, "{result}");
 }
 
@@ -223,7 +223,7 @@ fn without_a_driver_one_line_tells_so() {
         .output()
         .unwrap();
     if output.status.success() {
-        // A machine with a driver of its own.
+        // This machine has a driver.
         return;
     }
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));

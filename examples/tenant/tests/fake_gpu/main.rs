@@ -1,5 +1,4 @@
-//! `tenant` on the software GPU. The driver's libraries have to be built first:
-//! `cargo build -p fake-cuda -p fake-nvml`.
+//! `tenant` on the simulated GPU. Build its driver libraries first: `cargo build -p fake-cuda -p fake-nvml`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 

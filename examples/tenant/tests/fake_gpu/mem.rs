@@ -1,4 +1,4 @@
-//! `tenant mem` on the software GPU: what each family of calls is granted.
+//! `tenant mem` on the simulated GPU: memory granted by each family of calls.
 
 use crate::node::Node;
 use serde_json::Value;
@@ -30,7 +30,7 @@ fn stops_where_the_device_is_full() {
             Node::new("512MiB").result(&format!("mem --api {api} --chunk 16MiB --cap 2GiB"));
         assert_eq!(result["stop"], "CUDA_ERROR_OUT_OF_MEMORY", "{result}");
         let granted = bytes(&result, "granted_bytes");
-        // 512 MiB less 64 MiB for the context, less what does not fill a chunk any more.
+        // 512 MiB minus 64 MiB for the context, minus the last incomplete chunk.
         assert!(granted <= 448 * MIB && granted > 400 * MIB, "{result}");
         assert_eq!(bytes(&result, "meminfo_total"), 512 * MIB, "{result}");
         assert!(bytes(&result, "meminfo_free") < 48 * MIB, "{result}");

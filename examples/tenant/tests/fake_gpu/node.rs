@@ -1,4 +1,4 @@
-//! A software GPU of the test's own.
+//! A simulated GPU of the test's own.
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A node that no other test uses, and the directory through which programs find its driver.
+/// A node used by no other test, and the directory in which programs find its driver.
 pub(crate) struct Node {
     dir: TempDir,
 }
 
 impl Node {
-    /// A node with one device of this much memory and 64 MiB for each context.
+    /// A node with one device of this memory, and 64 MiB per context.
     pub(crate) fn new(memory: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for (name, built) in
@@ -47,7 +47,7 @@ impl Node {
         command
     }
 
-    /// Runs `tenant` to its end; every line that it printed.
+    /// Runs `tenant` to its end; returns all printed lines.
     pub(crate) fn lines(&self, arguments: &str) -> Vec<Value> {
         let output = self.tenant(arguments).output().unwrap();
         assert!(output.status.success(), "tenant {arguments}: {}", text(&output));
@@ -55,7 +55,7 @@ impl Node {
         out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Runs `tenant` to its end; its one line.
+    /// Runs `tenant` to its end; returns the only line.
     pub(crate) fn result(&self, arguments: &str) -> Value {
         let mut lines = self.lines(arguments);
         assert_eq!(lines.len(), 1, "tenant {arguments}: {lines:?}");
@@ -63,7 +63,7 @@ impl Node {
     }
 }
 
-/// A running `tenant` that the test controls.
+/// A running `tenant`, controlled by the test.
 pub(crate) struct Steered {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -81,13 +81,13 @@ impl Steered {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Its next lines.
+    /// Reads the next lines.
     pub(crate) fn hear(&mut self, count: usize) -> Vec<Value> {
         let mut next = || serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap();
         (0..count).map(|_| next()).collect()
     }
 
-    /// Closes its stdin; the last line that it prints, and stderr.
+    /// Closes stdin; returns the last line, and stderr.
     pub(crate) fn end(mut self) -> (Value, String) {
         drop(self.child.stdin.take());
         let last = self.lines.by_ref().last().unwrap().unwrap();
@@ -100,7 +100,7 @@ impl Steered {
 
 impl Drop for Steered {
     fn drop(&mut self) {
-        // It has ended, or the test has failed.
+        // The program has ended, or the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -113,7 +113,7 @@ pub(crate) fn text(output: &Output) -> String {
     format!("{}\n{out}\n{err}", output.status)
 }
 
-/// A library of the workspace, beside the tenant binary.
+/// A library of the workspace, next to the tenant binary.
 fn library(name: &str) -> PathBuf {
     let beside = Path::new(env!("CARGO_BIN_EXE_tenant")).with_file_name(name);
     assert!(
