@@ -1,6 +1,6 @@
-//! As much of Kubernetes' API server as the node's part, the extender and the webhook ask, for tests: pods, nodes, leases,
-//! watches, Secrets, the webhook's configurations, and what is written. It can be silent, be away, and forget what it has
-//! told.
+//! The part of Kubernetes' API server that the node agent, the extender and the webhook use, for their tests: pods,
+//! nodes, leases, watches, Secrets, webhook configurations, and a record of what was written. It can hang, disappear,
+//! and forget its history.
 
 #![forbid(unsafe_code)]
 
@@ -25,15 +25,15 @@ use tokio::sync::watch;
 
 use self::others::Others;
 
-/// It serves until it is dropped.
+/// A running API server; ends on drop.
 #[derive(Debug)]
 pub struct ApiServer {
-    /// The file that says where it is.
+    /// A kubeconfig file that points to the server.
     pub kubeconfig: PathBuf,
-    /// What it has.
+    /// The server's objects.
     pub objects: Objects,
     address: SocketAddr,
-    /// Its own: connections end with it.
+    /// The server's own runtime: its connections end with it.
     runtime: Option<Runtime>,
 }
 
@@ -43,7 +43,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// Something that was written: method, path, body.
+/// A write: method, path, body.
 type Written = (String, String, Value);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ enum Kind {
     Quota,
 }
 
-/// What became of an object.
+/// A change of an object, for watches.
 #[derive(Debug)]
 struct Change {
     version: u64,
@@ -63,7 +63,7 @@ struct Change {
     object: Value,
 }
 
-/// Objects by their names.
+/// Objects by name.
 type Named = BTreeMap<String, Value>;
 
 #[derive(Debug, Default)]
@@ -75,30 +75,30 @@ struct State {
     others: Others,
     written: Vec<Written>,
     lists: usize,
-    /// Counts what has happened.
+    /// Number of changes so far: the resource version.
     version: u64,
     history: Vec<Change>,
-    /// What was before is not known.
+    /// Changes up to this version are forgotten.
     forgotten: u64,
 }
 
-/// When something happens around a request.
+/// A moment in the handling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// It has come, and nothing has been done.
+    /// The request has arrived, and nothing has been done.
     Asked,
-    /// It is done, and not answered.
+    /// The request is done, but not answered.
     Done,
 }
 
-/// Something that is to happen once.
+/// A one-time action during a request.
 struct Act {
     number: usize,
     moment: Moment,
     act: Box<dyn FnOnce() + Send>,
 }
 
-/// How many requests have come, and what is to happen at one of them.
+/// Number of requests so far, and an action at one of them.
 #[derive(Default)]
 struct Requests {
     count: usize,
@@ -111,27 +111,27 @@ impl fmt::Debug for Requests {
     }
 }
 
-/// What is not answered.
+/// Requests that are not answered.
 #[derive(Clone, Debug)]
 struct Silence {
     end: String,
     also_reads: bool,
 }
 
-/// What it has, and what was written to it.
+/// The objects, and what was written to the server.
 #[derive(Clone, Debug)]
 pub struct Objects {
     state: Arc<Mutex<State>>,
-    /// Something has happened.
+    /// Signals a change.
     news: watch::Sender<()>,
-    /// Paths with this end are not answered, at all or what is written there.
+    /// Unanswered paths, by suffix: all requests, or only writes.
     silent: watch::Sender<Option<Silence>>,
     requests: Arc<Mutex<Requests>>,
 }
 
 impl Default for Objects {
     fn default() -> Self {
-        // Version 0 means any.
+        // Version 0 means any version.
         let state = State { version: 1, ..State::default() };
         let (news, silent) = (watch::Sender::new(()), watch::Sender::new(None));
         let requests = Arc::default();
@@ -153,13 +153,13 @@ impl State {
         }
     }
 
-    /// Whether it is a new one.
+    /// Stores an object without telling watches. Returns whether it is new.
     fn put(&mut self, kind: Kind, mut object: Value) -> bool {
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         self.all(kind).insert(name_of(&object), object).is_none()
     }
 
-    /// The same, and those who watch are told.
+    /// Stores an object and tells watches.
     fn change(&mut self, kind: Kind, mut object: Value) {
         self.version += 1;
         let version = self.version;
@@ -176,7 +176,7 @@ impl State {
         self.history.push(Change { version, kind, how: "DELETED", object });
     }
 
-    /// What comes after `seen`, for one who watches these.
+    /// The next change after `seen`, for a watch of this kind; 410 Gone if it is forgotten.
     fn after(&self, seen: &mut u64, kind: Kind, node: Option<&str>) -> Option<Value> {
         if *seen < self.forgotten {
             let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -191,7 +191,7 @@ impl State {
     }
 }
 
-/// Whether a pod is on the node that is asked for, if one is.
+/// Whether a pod is on this node; any pod without a node.
 fn is_on(object: &Value, node: Option<&str>) -> bool {
     node.is_none_or(|node| object["spec"]["nodeName"] == node)
 }
@@ -204,7 +204,7 @@ fn node_of(query: &str) -> Option<&str> {
     parameter(query, "fieldSelector")?.strip_prefix("spec.nodeName%3D")
 }
 
-/// As JSON's merge patches mean it.
+/// Applies a JSON merge patch (RFC 7396).
 fn merge(into: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else {
         into.clone_from(patch);
@@ -233,7 +233,7 @@ impl Objects {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At the request of that number from now on something happens, once.
+    /// Runs an action once, at the request with this number from now on.
     pub fn at(&self, number: usize, moment: Moment, act: impl FnOnce() + Send + 'static) {
         let mut requests = self.requests();
         let number = requests.count + number;
@@ -260,18 +260,18 @@ impl Objects {
         self.news.send_replace(());
     }
 
-    /// A pod is there, or has changed. Nobody who watches is told: they have to ask.
+    /// Stores a pod without telling watches: clients notice it only by listing.
     pub fn put(&self, pod: Value) {
         self.state().put(Kind::Pod, pod);
     }
 
-    /// The same, and those who watch are told.
+    /// Stores a pod and tells watches.
     pub fn change(&self, pod: Value) {
         self.state().change(Kind::Pod, pod);
         self.tell();
     }
 
-    /// A pod has gone.
+    /// Removes a pod and tells watches.
     pub fn remove(&self, pod: &str) {
         self.state().remove(Kind::Pod, pod);
         self.tell();
@@ -295,42 +295,42 @@ impl Objects {
         self.state().leases.get(name).cloned()
     }
 
-    /// A node has changed, and those who watch are told.
+    /// Stores a node and tells watches.
     pub fn change_node(&self, node: Value) {
         self.state().change(Kind::Node, node);
         self.tell();
     }
 
-    /// A ResourceQuota has changed, and those who watch are told.
+    /// Stores a ResourceQuota and tells watches.
     pub fn change_quota(&self, quota: Value) {
         self.state().change(Kind::Quota, quota);
         self.tell();
     }
 
-    /// A node is there.
+    /// Stores a node without telling watches.
     pub fn put_node(&self, node: Value) {
         self.state().put(Kind::Node, node);
     }
 
-    /// The object at this path, of another kind.
+    /// The object of another kind at this path.
     #[must_use]
     pub fn other(&self, path: &str) -> Option<Value> {
         self.state().others.get(path).cloned()
     }
 
-    /// It is there, or has changed.
+    /// Stores an object of another kind.
     pub fn put_other(&self, path: &str, object: Value) {
         let mut state = self.state();
         let State { others, version, .. } = &mut *state;
         others.put(path, object, version);
     }
 
-    /// It has gone.
+    /// Removes an object of another kind.
     pub fn remove_other(&self, path: &str) {
         self.state().others.remove(path);
     }
 
-    /// What has happened is not known any more: whoever watches gets 410 Gone, and has to list again.
+    /// Forgets all changes so far: watches get 410 Gone and must list again.
     pub fn forget_history(&self) {
         let mut state = self.state();
         state.version += 1;
@@ -340,17 +340,17 @@ impl Objects {
         self.tell();
     }
 
-    /// Calls of paths with this end are not answered, nor is anything told, until [`Self::speak`].
+    /// Leaves requests for paths with this suffix unanswered, and watches without news, until [`Self::speak`].
     pub fn be_silent(&self, end: &str) {
         self.silent.send_replace(Some(Silence { end: end.to_owned(), also_reads: true }));
     }
 
-    /// The same of what is written alone.
+    /// Like [`Self::be_silent`], for writes only.
     pub fn be_silent_to_writes(&self, end: &str) {
         self.silent.send_replace(Some(Silence { end: end.to_owned(), also_reads: false }));
     }
 
-    /// All are answered, also those that wait.
+    /// Answers all requests again, including those that wait.
     pub fn speak(&self) {
         self.silent.send_replace(None);
     }
@@ -361,7 +361,7 @@ impl Objects {
         self.state().lists
     }
 
-    /// What was written to paths with this end.
+    /// Bodies written to paths with this suffix.
     #[must_use]
     pub fn written(&self, method: &str, end: &str) -> Vec<Value> {
         let state = self.state();
@@ -376,7 +376,7 @@ impl Objects {
                 |silence: &Silence| path.ends_with(&silence.end) && (writes || silence.also_reads);
             !silent.as_ref().is_some_and(is_its)
         };
-        // The sender is this one.
+        // `self` holds the sender.
         _ = self.silent.subscribe().wait_for(is_meant).await;
     }
 
@@ -476,7 +476,7 @@ impl Objects {
             if found["spec"]["nodeName"].is_string() {
                 return said(StatusCode::CONFLICT, "Conflict");
             }
-            // What API servers do with a binding: the pod is on its node, and has its annotations.
+            // Like an API server on a binding: sets the pod's node and annotations.
             found["spec"]["nodeName"] = body["target"]["name"].clone();
             merge(&mut found["metadata"]["annotations"], &body["metadata"]["annotations"]);
             state.change(kind, found);
@@ -498,7 +498,7 @@ impl Objects {
     }
 }
 
-/// What is said where no object is asked for.
+/// A Status object as the answer.
 fn said(code: StatusCode, reason: &str) -> (StatusCode, Value) {
     let status = if code.is_success() { "Success" } else { "Failure" };
     let body = json!({"apiVersion": "v1", "kind": "Status", "status": status, "metadata": {},
@@ -540,12 +540,12 @@ fn json_of(status: StatusCode, body: &Value) -> Response {
 }
 
 impl ApiServer {
-    /// Starts it with a node `here`, and writes how it is found into a folder.
+    /// Starts a server with a node `here`, and writes its kubeconfig into the folder.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's.
     pub async fn start(folder: &Path) -> io::Result<Self> {
-        // An address of this process's own: nobody else takes the port while it is away.
+        // A loopback address of this process's own: nobody else takes the port while the server is away.
         let [_, third, high, low] = std::process::id().to_be_bytes();
         let own = Ipv4Addr::new(127, 2 + third, high, low);
         let objects = Objects::default();
@@ -562,23 +562,23 @@ impl ApiServer {
         Ok(Self { kubeconfig, objects, address, runtime: Some(runtime) })
     }
 
-    /// It ends, and so do its connections.
+    /// Ends the server and its connections.
     pub fn leave(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 
-    /// It is there again, with all that it had.
+    /// Starts the server again, with its objects.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's.
     pub async fn come_back(&mut self) -> io::Result<()> {
         let mut tries = 0;
         self.runtime = loop {
             match serve(self.address, self.objects.clone()).await {
                 Ok((runtime, _)) => break Some(runtime),
-                // The former one may still be ending.
+                // The previous server may still be ending.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < 100 => tries += 1,
                 Err(error) => return Err(error),
             }
@@ -588,7 +588,7 @@ impl ApiServer {
     }
 }
 
-/// Serves there, until what it returns ends.
+/// Serves at the address until the returned runtime is dropped.
 async fn serve(address: SocketAddr, objects: Objects) -> io::Result<(Runtime, SocketAddr)> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let bound = runtime.spawn(async move {
@@ -597,7 +597,7 @@ async fn serve(address: SocketAddr, objects: Objects) -> io::Result<(Runtime, So
         let address = bound.iter().find_map(|address| address.as_socket_addr()).copied();
         let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
         let routes = Route::new().at("/*path", answer).data(objects);
-        // It ends with its runtime.
+        // Ends with the runtime.
         tokio::spawn(Server::new_with_acceptor(acceptor).run(routes));
         Ok::<_, io::Error>(address)
     });

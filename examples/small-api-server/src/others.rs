@@ -1,4 +1,4 @@
-//! Objects of kinds that are only read, created and replaced.
+//! Objects of kinds that are only read, created and replaced, without watches.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const KINDS: [&str; 4] = [
     "resourceslices",
 ];
 
-/// By their paths.
+/// Objects by path.
 #[derive(Debug, Default)]
 pub(super) struct Others(BTreeMap<String, Value>);
 
@@ -34,7 +34,7 @@ impl Others {
         self.0.remove(path);
     }
 
-    /// `None`: it is of another kind.
+    /// Creates (POST) or replaces (PUT) an object. `None`: the path is of no such kind.
     pub(super) fn write(
         &mut self,
         method: &str,
