@@ -1,4 +1,4 @@
-//! Makes the messages and services out of the checked-in definition, without protoc.
+//! Generates messages and services from the checked-in definition, without protoc.
 
 use std::error::Error;
 

@@ -1,14 +1,14 @@
 root=$1
-# The first of the host's users that are the container's own, or nothing.
+# First of the host's user ids that the container's user namespace maps; empty without a user namespace.
 users=$2
-# Made when all is mounted, and then a line is waited for; or nothing.
+# File to create once all is mounted, after which a line on stdin is awaited; or empty.
 ready=$3
 count=$4
 shift 4
 chmod 755 "$root"
 chown "${users:-0}:${users:-0}" "$root"
 mount --bind "$root" "$root"
-# Users of a namespace have no way to it from the root.
+# Users of the namespace cannot reach this directory from the root.
 cd "$root"
 as() {
     if [ -n "$users" ]; then
@@ -49,7 +49,7 @@ if [ -n "$ready" ]; then
     exec </dev/null
 fi
 [ -n "$users" ] || exec chroot . /usr/bin/env -i "$@"
-# Its root may do in its namespace what root may, and is nobody outside.
+# Root in the container has root's rights in its user namespace, and none outside.
 own=$(readlink /proc/$$/ns/user)
 {
     while [ "$(readlink /proc/$$/ns/user)" = "$own" ]; do sleep 0.01; done

@@ -1,5 +1,5 @@
-//! Devices by the Container Device Interface, as far as it is used here: variables, mounts, device files, and hooks that
-//! run when a container is created.
+//! The Container Device Interface, as far as used here: variables, mounts, device files, and hooks at a container's
+//! creation.
 
 use std::fs;
 use std::io;
@@ -14,13 +14,13 @@ const ANNOTATIONS: &str = "cdi.k8s.io/";
 /// Why a container does not get its devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CdiError {
-    /// No file names it.
+    /// No CDI file defines the device.
     #[error("unresolvable CDI device {0}")]
     Unknown(String),
-    /// A file cannot be read.
+    /// A CDI file cannot be read.
     #[error("CDI file {0}: {1}")]
     File(PathBuf, io::Error),
-    /// Hooks of other moments are not run here.
+    /// A hook of an unsupported kind.
     #[error("a hook {0}: createRuntime is accepted")]
     Hook(String),
 }
@@ -72,20 +72,20 @@ struct Node {
     host_path: Option<String>,
 }
 
-/// A program that the runtime starts.
+/// A program that the runtime runs as a hook.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Hook {
     hook_name: String,
     pub(crate) path: PathBuf,
-    /// The first is its name.
+    /// Arguments, beginning with the program's name.
     #[serde(default)]
     pub(crate) args: Vec<String>,
     #[serde(default)]
     pub(crate) env: Vec<String>,
 }
 
-/// Gives a container the devices that its annotations ask for, from files in these folders. Returns its hooks.
+/// Adds the devices that a container's annotations request, from CDI files in these folders. Returns their hooks.
 pub(crate) fn edit(
     config: &mut ContainerConfig,
     folders: &[PathBuf],
@@ -96,7 +96,7 @@ pub(crate) fn edit(
         .filter(|(key, _)| key.starts_with(ANNOTATIONS))
         .flat_map(|(_, names)| names.split(',').map(str::to_owned))
         .collect();
-    // A runtime to which nobody has said that it has devices leaves the annotations alone.
+    // A runtime without CDI ignores the annotations.
     if folders.is_empty() || asked.is_empty() {
         return Ok(Vec::new());
     }
@@ -106,7 +106,7 @@ pub(crate) fn edit(
     }
     let mut hooks = Vec::new();
     for name in asked {
-        // Several files may have devices of one kind.
+        // Several files may define devices of one kind.
         let of =
             |spec: &'_ Spec| name.strip_prefix(&spec.kind)?.strip_prefix('=').map(str::to_owned);
         let named = |spec| {

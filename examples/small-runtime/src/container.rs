@@ -1,4 +1,4 @@
-//! One process with a root of its own.
+//! A container: one process with its own root.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,30 +10,30 @@ use tokio::process::{Child, Command};
 use crate::proto::ContainerConfig;
 use crate::{cdi, hooks};
 
-/// Makes the root and becomes the program: ROOT, the first of its users, what to make when all is mounted, how many mounts,
-/// each as HOST INSIDE ro|rw, then the program's own variables and words as `env` takes them.
+/// Script that mounts the root and becomes the program. Arguments: root, first user id, file to create once all is
+/// mounted, number of mounts, each mount as HOST INSIDE ro|rw, then variables and arguments as for `env`.
 const BEGIN: &str = include_str!("begin.sh");
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What is to be started.
+/// A container to be started.
 #[derive(Clone, Copy, Debug)]
 pub struct Container<'a> {
-    /// What the kubelet tells.
+    /// The kubelet's configuration.
     pub config: &'a ContainerConfig,
-    /// It has a user namespace, in which 0 to 65,535 are the host's users from this one on.
+    /// First host user id of the user namespace, which maps 0 to 65,535; `None`: no user namespace.
     pub users: Option<u32>,
-    /// A folder of its own, which is made: its root is `rootfs` in it.
+    /// The container's directory, which is created; the root is `rootfs` in it.
     pub bundle: &'a Path,
-    /// What it prints is appended to this file.
+    /// File to which the output is appended.
     pub output: &'a Path,
-    /// What its image has beside the machine's programs.
+    /// Directory with the image's files, in addition to the machine's programs.
     pub image: Option<&'a Path>,
-    /// Folders of CDI files. None: what asks for such devices is not understood.
+    /// Directories of CDI files. Empty: CDI is not supported.
     pub cdi: &'a [PathBuf],
 }
 
 impl Container<'_> {
-    /// Starts its program. Where it has hooks, this waits for them.
+    /// Starts the program; waits for its hooks, if any.
     ///
     /// # Errors
     /// The system's.
@@ -53,7 +53,7 @@ impl Container<'_> {
         let ready = self.bundle.join("created");
         let mut child = self.spawn(&config, &root, (!hooks.is_empty()).then_some(&*ready))?;
         if !hooks.is_empty() {
-            // Without a line it ends.
+            // Without a line on stdin the script ends.
             let input = child.stdin.take();
             hooks::run(self.bundle, &ready, &mut child, &hooks)?;
             if let Some(input) = input {

@@ -1,4 +1,4 @@
-//! What OCI runtimes tell hooks: a bundle's `config.json`, and the container's state on standard input.
+//! Runs OCI hooks, with a bundle's `config.json` and the container's state on stdin.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -12,11 +12,11 @@ use tokio::process::Child;
 use crate::cdi::Hook;
 use crate::proto::ContainerConfig;
 
-/// Only a hang lasts so long.
+/// Longer than anything but a hang.
 const WITHIN: Duration = Duration::from_secs(20);
 const VERSION: &str = "1.0.2";
 
-/// Writes what hooks read of a container.
+/// Writes the `config.json` that hooks read.
 pub(crate) fn write_config(bundle: &Path, config: &ContainerConfig) -> io::Result<()> {
     let mounts = config.mounts.iter().map(|one| {
         let mode = if one.readonly { "ro" } else { "rw" };
@@ -29,7 +29,7 @@ pub(crate) fn write_config(bundle: &Path, config: &ContainerConfig) -> io::Resul
     std::fs::write(bundle.join("config.json"), config.to_string())
 }
 
-/// Waits until a container is created, runs its hooks where the runtime itself is, and lets it go on.
+/// Waits until a container is created, runs its hooks in the runtime's namespaces, and starts the program.
 pub(crate) fn run(
     bundle: &Path,
     ready: &Path,
@@ -53,7 +53,7 @@ pub(crate) fn run(
         command.args(hook.args.iter().skip(1)).env_clear().envs(env).current_dir(bundle);
         let mut run = command.stdin(Stdio::piped()).spawn()?;
         if let Some(mut input) = run.stdin.take() {
-            // One that reads nothing may have ended.
+            // A hook that does not read may have ended.
             _ = input.write_all(state.to_string().as_bytes());
         }
         let status = run.wait()?;

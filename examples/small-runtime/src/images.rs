@@ -1,4 +1,4 @@
-//! Images: each that is pulled is there, with nothing in it.
+//! Images service: every pulled image exists, and is empty.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What starts containers, for tests that have the kubelet's answers and no kubelet.
+//! Starts containers for tests that replay a kubelet's answers without a kubelet.
 
 #![forbid(unsafe_code)]
 

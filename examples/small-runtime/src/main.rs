@@ -1,5 +1,5 @@
-//! A small container runtime for tests (CRI v1alpha2). A container is a process with a root of its own: the machine's
-//! programs, and the mounts, variables and devices that the kubelet told. Images and networks are only names.
+//! A small container runtime for tests (CRI v1alpha2). A container is a process with its own root: the machine's
+//! programs, and the kubelet's mounts, variables and devices. Images and networks exist only by name.
 
 #![forbid(unsafe_code)]
 
@@ -25,16 +25,16 @@ use self::runtime::Runtime;
 /// A container runtime for tests.
 #[derive(Debug, Parser)]
 struct Cli {
-    /// Where to listen
+    /// Socket to listen on
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// The folder of containers. What the containers of a name print is appended to NAME.out there
+    /// Directory of containers; their output is appended to NAME.out in it
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// A folder in which a folder IMAGE has what this image has beside the machine's programs
+    /// Directory with a subdirectory IMAGE of files per image
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
-    /// Folders of CDI files. Without any, devices by CDI are not understood
+    /// Directories of CDI files; without any, CDI is not supported
     #[arg(long, value_name = "DIR")]
     cdi_dir: Vec<PathBuf>,
 }
@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
 async fn serve(cli: Cli) -> Result<(), Fault> {
     std::fs::create_dir_all(&cli.state)?;
     let listener = UnixListener::bind(&cli.socket)?;
-    // The kubelet calls as device plugins are called.
+    // The kubelet's gRPC client (grpc-go) sends the socket's path as authority.
     let callers = UnixListenerStream::new(listener).map(|one| one.map(AuthorityStream::new));
     Server::builder()
         .add_service(RuntimeServiceServer::new(Runtime::new(cli.state, cli.images, cli.cdi_dir)))

@@ -1,4 +1,4 @@
-//! Sandboxes and containers.
+//! Runtime service: sandboxes and containers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::container as process;
 use crate::proto::runtime_service_server::RuntimeService;
 use crate::proto::*;
 
-/// A pod's address: there is no network.
+/// Address of every pod: there is no network.
 const ADDRESS: &str = "10.77.0.2";
 
 #[derive(Debug)]
@@ -28,9 +28,9 @@ struct Container {
     config: ContainerConfig,
     created: i64,
     started: i64,
-    /// When it ended, and how.
+    /// Time of the end, and exit status.
     finished: Option<(i64, i32)>,
-    /// Ends it.
+    /// Ends the container.
     end: Option<oneshot::Sender<()>>,
 }
 
@@ -278,7 +278,7 @@ impl RuntimeService for Runtime {
         tokio::spawn(async move {
             let status = tokio::select! {
                 status = child.wait() => status,
-                // It is asked to end, or forgotten.
+                // Asked to end, or forgotten.
                 _ = ended => {
                     _ = child.start_kill();
                     child.wait().await
