@@ -1,9 +1,9 @@
-//! A small `nvidia-smi` for the simulated GPU. It asks the `libnvidia-ml.so.1` that the loader finds, as the real one
-//! does, so that a limiter in between has its say. `sluice run --fake-gpu` puts it on the program's PATH.
+//! A small `nvidia-smi` for the simulated GPU. Like the real one, it queries the `libnvidia-ml.so.1` that the loader
+//! finds, so a limiter in between takes effect. `sluice run --fake-gpu` puts it on the program's PATH.
 //!
-//! * `seen`: what NVML tells;
-//! * `table`: the table that is printed without options;
-//! * `query`: `--query-gpu` and `--query-compute-apps`.
+//! * `seen`: NVML's figures
+//! * `table`: the table printed without options
+//! * `query`: `--query-gpu` and `--query-compute-apps`
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may stop where it fails"))]
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         Ok(text) => (text, ExitCode::SUCCESS),
         Err(error) => (format!("{error}\n"), ExitCode::from(error.status())),
     };
-    // As the real one, it prints errors to stdout, too.
+    // Like the real one, prints errors to stdout, too.
     match io::stdout().lock().write_all(text.as_bytes()) {
         Ok(()) => status,
         Err(_) => ExitCode::FAILURE,

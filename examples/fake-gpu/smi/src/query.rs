@@ -7,7 +7,7 @@ use crate::seen::{Gpu, Process, Seen};
 const MIB: u64 = 1 << 20;
 const NONE: &str = "[N/A]";
 
-/// How a query is printed.
+/// Output format of a query.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Format {
     header: bool,
@@ -42,7 +42,7 @@ impl FromStr for Format {
     }
 }
 
-/// A field: its names, the first of which stands in the header; its unit; and its value.
+/// A queryable field: names, of which the first is printed in the header; unit; value.
 struct Field<T> {
     names: &'static [&'static str],
     unit: &'static str,
@@ -93,7 +93,7 @@ const OF_GPUS: [Field<Gpu>; 19] = [
     field(&["compute_mode"], "", |_, _| Some("Default".to_owned())),
 ];
 
-/// A process, and the place of its GPU among those that are seen.
+/// A process, and the index of its GPU among the visible ones.
 struct Place {
     gpu: usize,
     process: usize,

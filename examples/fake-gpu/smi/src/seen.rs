@@ -1,14 +1,14 @@
-//! What NVML tells.
+//! Reads the figures from NVML.
 
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-/// The longest name of a program.
+/// Longest name of a program, in bytes.
 const LONGEST: usize = 256;
 
-/// Everything.
+/// All figures.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) driver: String,
@@ -16,7 +16,7 @@ pub(crate) struct Seen {
     pub(crate) gpus: Vec<Gpu>,
 }
 
-/// A GPU. `None`: it does not tell.
+/// A GPU. A figure that is `None` is unknown to NVML.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) index: u32,
@@ -58,7 +58,7 @@ impl Seen {
 }
 
 impl Gpu {
-    /// Whether it is meant by what `-i` takes.
+    /// Whether the GPU matches an argument of `-i`.
     pub(crate) fn is(&self, id: &str) -> bool {
         id.parse() == Ok(self.index)
             || self.uuid.eq_ignore_ascii_case(id)

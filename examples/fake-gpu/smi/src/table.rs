@@ -1,10 +1,10 @@
-//! The table, as `nvidia-smi` prints it without options.
+//! The table that `nvidia-smi` prints without options.
 
 use crate::seen::{Gpu, Process, Seen};
 
 const MIB: u64 = 1 << 20;
 
-/// The columns of the first table, without their borders.
+/// Widths of the first table's columns, without borders.
 const COLUMNS: [usize; 3] = [41, 24, 22];
 const WIDTH: usize = 89;
 
