@@ -1,48 +1,48 @@
-//! Memory that several processes hold: one process has exported it for others to open.
+//! Memory blocks shared by processes: one process has exported the block, others open it.
 //!
-//! A block counts on its device while it is held. Its holders are its owner, which is charged for
-//! it, processes that have opened it, and file descriptors that hand it over. When the owner has
-//! let go (or is dead), the block counts on the device but for no process.
+//! A block counts on its device while it has holders: its owner, which is charged for it, the processes that have
+//! opened it, and file descriptors that export it. Once the owner has released it (or is dead), it counts on the device
+//! but is charged to no process.
 
 use crate::layout::{MAX_PROCESSES, NONE, State};
 use crate::queue::QueueError;
 
-/// Blocks of all processes together.
+/// Most blocks of all processes.
 pub const MAX_BLOCKS: usize = 4096;
 
-/// What a block's slot is used for.
+/// State of a block's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Use {
-    /// Nothing.
+    /// Unused.
     Free = 0,
-    /// A block.
+    /// In use.
     Block = 1,
-    /// A block without holders, whose file is still to be deleted.
+    /// Without holders; the file is still to be deleted.
     Gone = 2,
 }
 
-/// Memory that several processes can hold. Its contents are in a file beside the node's.
+/// A shared block. Its contents are in a file beside the node's.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Block {
     /// [`Use`] as a number.
     pub state: u32,
-    /// Counts the uses of this slot.
+    /// Number of times this slot was used.
     pub generation: u32,
     /// Device ordinal on the node.
     pub device: u32,
-    /// Slot of the process that is charged; [`NONE`] after it has let go.
+    /// Slot of the process that is charged; [`NONE`] after it has released the block.
     pub owner: u32,
-    /// Bytes that the device counts.
+    /// Bytes counted on the device.
     pub bytes: u64,
-    /// The block's length in bytes.
+    /// Length of the block, in bytes.
     pub length: u64,
-    /// Whether the owner is charged for the bytes through something else (a pool).
+    /// Whether the owner is charged for the bytes through another allocation (a pool).
     pub covered: u32,
-    /// Whether file descriptors were made to hand it over.
+    /// Whether file descriptors were created for it.
     pub exported: u32,
-    /// A bit for each process that holds it.
+    /// One bit per process that holds it.
     pub holders: [u64; MAX_PROCESSES / 64],
 }
 
@@ -69,7 +69,7 @@ impl Block {
     }
 }
 
-/// Names a block for as long as it exists.
+/// Identifies a block for as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockId {
     /// Slot number.
@@ -79,7 +79,7 @@ pub struct BlockId {
 }
 
 impl State {
-    /// Makes a block of memory that `process` is charged for already.
+    /// Creates a block of memory for which `process` is already charged.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -117,7 +117,7 @@ impl State {
         Ok(BlockId { slot: slot as u32, generation })
     }
 
-    /// A block, if it exists.
+    /// The block, if it exists.
     #[must_use]
     pub fn block(&self, id: BlockId) -> Option<&Block> {
         self.blocks
@@ -125,8 +125,8 @@ impl State {
             .filter(|b| b.state == Use::Block as u32 && b.generation == id.generation)
     }
 
-    /// Bytes of blocks that a process holds alone, after their owner has let go: they count as its
-    /// own. What several hold, or a descriptor, counts for no process.
+    /// Bytes of blocks that a process holds alone after their owner has released them; they are charged to that
+    /// process. Blocks with several holders, or a descriptor, are charged to no process.
     #[must_use]
     pub fn inherited(&self, process: u32, device: u32) -> u64 {
         let alone = |block: &&Block| {
@@ -164,15 +164,14 @@ impl State {
                 let client = &mut self.processes[process as usize].clients[device as usize];
                 client.memory = client.memory.saturating_sub(bytes);
             } else {
-                // What covered it gives its bytes back itself.
+                // The covering allocation returns its own bytes.
                 self.devices[device as usize].used += bytes;
             }
         }
         self.end_if_unheld(id.slot);
     }
 
-    /// Frees a block without holders. If descriptors may hold it, it waits for
-    /// [`State::end_exported`].
+    /// Frees a block without holders. If descriptors may hold it, [`State::end_exported`] must be called first.
     fn end_if_unheld(&mut self, slot: u32) {
         let block = &mut self.blocks[slot as usize];
         if block.state == Use::Block as u32 && !block.held() && block.exported == 0 {
@@ -182,7 +181,7 @@ impl State {
         }
     }
 
-    /// Notes that no descriptor for this block is open any more.
+    /// Records that no descriptor of the block is open.
     pub fn end_exported(&mut self, id: BlockId) {
         if self.block(id).is_some() {
             self.blocks[id.slot as usize].exported = 0;
@@ -190,7 +189,7 @@ impl State {
         }
     }
 
-    /// Part of [`State::rebuild`]: removes dead processes from the blocks and counts what is left.
+    /// Part of [`State::rebuild`]: removes dead processes from the blocks and recounts the rest.
     pub(crate) fn rebuild_blocks(&mut self) {
         for slot in 0..self.block_mark as usize {
             let mut block = self.blocks[slot];

@@ -1,4 +1,4 @@
-//! The node's properties, read from the environment by the process that creates it.
+//! The node's properties, read from the environment by the process that creates the node.
 
 use crate::layout::MAX_DEVICES;
 use crate::older;
@@ -9,25 +9,25 @@ use crate::older;
 pub struct Config {
     /// Number of devices, 1 to [`MAX_DEVICES`].
     pub devices: u32,
-    /// Whether streams can wait for values in memory and write them (1 or 0).
+    /// Whether streams support waits for and writes of values in memory (1 or 0).
     pub memory_ops: u32,
-    /// Memory of each device in bytes.
+    /// Memory per device, in bytes.
     pub memory: u64,
     /// Size of a context in bytes.
     pub context: u64,
-    /// How long a process keeps the device while another wants it, in nanoseconds.
+    /// Length of a time slice, in nanoseconds.
     pub slice_ns: u64,
-    /// Cost of taking the device from a process that still has work, in nanoseconds.
+    /// Cost of a switch away from a process with unfinished work, in nanoseconds.
     pub switch_ns: u64,
-    /// Cost of a switch away from a process that has nothing to run, in nanoseconds.
+    /// Cost of a switch away from a process without work, in nanoseconds.
     pub yield_ns: u64,
-    /// Time between two events with nothing in between, in nanoseconds.
+    /// Time between two consecutive event records, in nanoseconds.
     pub event_ns: u64,
-    /// Time between two queued kernels of a stream, in nanoseconds.
+    /// Gap between two queued kernels of a stream, in nanoseconds.
     pub gap_ns: u64,
-    /// By how much a wait for a value delays what follows it in its stream, in nanoseconds.
+    /// Delay of a stream after a wait for a value, in nanoseconds.
     pub wait_ns: u64,
-    /// The same for a write of a value.
+    /// Delay of a stream after a write of a value, in nanoseconds.
     pub write_ns: u64,
 }
 
@@ -53,9 +53,9 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{variable}='{value}': expected {expected}")]
 pub struct ConfigError {
-    /// Its name.
+    /// The variable.
     pub variable: &'static str,
-    /// What it was set to.
+    /// Its value.
     pub value: String,
     /// What would be accepted.
     pub expected: String,

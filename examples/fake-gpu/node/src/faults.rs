@@ -1,4 +1,4 @@
-//! Faults of devices that tests make happen: lines in a file beside the node's.
+//! Device faults injected by tests: lines in a file beside the node's.
 //!
 //! ```text
 //! xid DEVICE NUMBER
@@ -6,41 +6,40 @@
 //! lost DEVICE
 //! ```
 //!
-//! A line is one occurrence, and more are appended as they are to happen. A device that is lost stays lost until the
-//! line is gone.
+//! Each line is one occurrence; a test appends further ones. A lost device stays lost until its line is removed.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::SplitAsciiWhitespace;
 
-/// A fault.
+/// A fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The driver reports an error.
+    /// The driver reports an XID.
     Xid {
-        /// Of which device.
+        /// Device ordinal.
         device: u32,
-        /// Which.
+        /// Number of the XID.
         number: u64,
     },
-    /// Errors in the device's memory.
+    /// ECC errors.
     Ecc {
-        /// Of which device.
+        /// Device ordinal.
         device: u32,
-        /// Whether they could be corrected.
+        /// Whether the errors were corrected.
         corrected: bool,
-        /// How many.
+        /// Number of errors.
         count: u64,
     },
     /// The device does not answer.
     Lost {
-        /// Which.
+        /// Device ordinal.
         device: u32,
     },
 }
 
-/// The file with the faults of a node.
+/// Path of a node's file of faults.
 #[must_use]
 pub fn file_of(node: &Path) -> PathBuf {
     let mut name = node.as_os_str().to_owned();
@@ -48,10 +47,10 @@ pub fn file_of(node: &Path) -> PathBuf {
     name.into()
 }
 
-/// The faults of a node so far. A last line without its end is not complete yet.
+/// Reads a node's faults. An unterminated last line is ignored as incomplete.
 ///
 /// # Errors
-/// The file cannot be read, or a line is none of the above.
+/// The file cannot be read, or a line is invalid.
 pub fn read(node: &Path) -> io::Result<Vec<Fault>> {
     let text = match fs::read_to_string(file_of(node)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,41 +1,40 @@
-//! Collective kernels: each of a group holds its device until the kernels of all members have
-//! begun, and runs for its time from then, as those of a communication library do.
+//! Collective kernels: each kernel of a group holds its device until all members' kernels have begun, and then runs for
+//! its time, like those of a communication library.
 //!
-//! Members name the group by a number; they may be on several devices and in several processes. A
-//! kernel that spins is work like any other: it is charged, and a process that is time-sliced spins
-//! in its slices. A member that dies before its kernel has begun leaves the others spinning until
-//! their processes end, as on real devices, where only a time-out of the library's ends them. One
-//! that dies later has begun, and the others go on.
+//! Members share a group number; they may be on several devices and in several processes. A spinning kernel is work
+//! like any other: it is charged, and spins in its process's time slices. If a member dies before its kernel has begun,
+//! the others spin until their processes end, as on real devices, where only a time-out of the library ends them. If it
+//! dies later, the others continue.
 
 use crate::layout::{Kind, NONE, Op, QUEUE_DEPTH, State, StreamId};
 use crate::queue::QueueError;
 
-/// Groups whose kernels are queued or run, of all processes together.
+/// Most groups with queued or running kernels, of all processes.
 pub const MAX_GROUPS: usize = 1024;
 
 /// A group.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Group {
-    /// How the members name it.
+    /// The members' number for the group.
     pub number: u64,
     /// 0 free, 1 in use.
     pub state: u32,
-    /// Kernels that it has.
+    /// Kernels in the group.
     pub members: u32,
-    /// Kernels that were queued so far.
+    /// Kernels queued so far.
     pub joined: u32,
     /// Kernels that have begun.
     pub begun: u32,
     /// Kernels that have ended.
     pub ended: u32,
-    /// Keeps the layout free of padding.
+    /// Avoids padding in the layout.
     pub reserved: u32,
 }
 
 impl State {
-    /// Queues a kernel that waits on its device for the other `members` of a group, and then takes
-    /// `ns`. Returns the stream's position after it.
+    /// Queues a kernel of a group of `members`: it waits on its device for the others, and then takes `ns`. Returns the
+    /// stream's position after it.
     ///
     /// # Errors
     /// As [`State::push`], and [`QueueError::NoSlot`].
@@ -66,13 +65,13 @@ impl State {
         Ok(position)
     }
 
-    /// Whether this is a collective kernel of which not all members have begun.
+    /// Whether this is a collective kernel whose group has not completely begun.
     pub(crate) fn lacks_members(&self, op: &Op) -> bool {
         op.kind == Kind::Collective as u32
             && self.groups.get(op.target as usize).is_some_and(|group| group.begun < group.members)
     }
 
-    /// Whether a stream has come to such a kernel.
+    /// Whether a stream has reached such a kernel.
     #[must_use]
     pub fn spins(&self, id: StreamId) -> bool {
         let stream = self.streams.get(id.slot as usize);
@@ -80,7 +79,7 @@ impl State {
             && self.head(id.slot).is_some_and(|op| self.lacks_members(op))
     }
 
-    /// A collective kernel that has got its device begins.
+    /// Begins a collective kernel that has got its device.
     pub(crate) fn begin_collective(&mut self, slot: u32) {
         let Some(&op) = self.head(slot) else { return };
         if op.kind == Kind::Collective as u32 && op.started == 0 {
@@ -101,7 +100,7 @@ impl State {
         }
     }
 
-    /// Part of [`State::rebuild`]: ends the groups of which no kernel is left.
+    /// Part of [`State::rebuild`]: ends groups without kernels.
     pub(crate) fn rebuild_groups(&mut self) {
         let mut found = [false; MAX_GROUPS];
         for slot in 0..self.stream_mark {
@@ -152,7 +151,7 @@ mod tests {
                 s.destroy_event(event).unwrap();
             }
         }
-        // It holds its device while it spins.
+        // A spinning kernel holds its device.
         assert_eq!((s.worked_ns(0), s.worked_ns(1)), (2000 * 4 * MS, 2000 * 5 * MS));
     }
 
@@ -170,13 +169,13 @@ mod tests {
         s.advance(440 * MS);
         let [spun, ran] = [1, 2].map(|pid| s.worked_ns_by(0, pid) as f64 / MS as f64);
         assert!((spun - 200.0).abs() < 3.0 && (ran - 200.0).abs() < 3.0, "{spun} {ran}");
-        // The other member comes, but never begins: it dies behind other work.
+        // The other member's kernel is queued, but never begins: the process dies behind other work.
         s.push(c, kernel(10 * MS)).unwrap();
         s.push_collective(c, MS, 7, 2).unwrap();
         s.drop_process(r);
         s.advance(10_000 * MS);
         assert_eq!(s.event_state(never), Ok(EventState::Pending));
-        // Its place in that group is gone with it; the next group of this number is another one.
+        // The group's slot is freed; the next group with this number is a new one.
         let r = s.add_process(4, 1).unwrap();
         let c = s.create_stream(r, 1, 1, Order::NonBlocking, 0).unwrap();
         s.push_collective(c, MS, 7, 1).unwrap();

@@ -1,27 +1,26 @@
-//! Streams that are held by a wait for a value, and what else is held with them.
+//! Hardware queues: which streams are held by a wait for a value, and what is held behind them.
 //!
-//! A process has a few hardware queues on each device (8, or `CUDA_DEVICE_MAX_CONNECTIONS`), and
-//! its streams use them in turn. A queue is in order: what is submitted through it behind a wait
-//! that has not ended is held, whichever stream it is of. Measured on an H200 with 8 queues: 8
-//! streams can be held, each with a kernel behind its wait. With 64, submitting blocks until one
-//! goes on. The limit lies in between. Here it is the number of queues.
+//! A process has a few hardware queues per device (8, or `CUDA_DEVICE_MAX_CONNECTIONS`), used by its streams in turn. A
+//! queue is in order: work submitted behind an unfinished wait is held, whichever stream it belongs to. Measured on an
+//! H200 with 8 queues: with 8 held streams, each with a kernel behind its wait, submission does not block; with 64 it
+//! blocks until one continues. The limit lies in between; here it is the number of queues.
 
 use crate::layout::{Kind, MAX_DEVICES, State, StreamId};
 
-/// Queues of a process on a device.
+/// Default number of queues of a process on a device.
 pub const QUEUES: u32 = 8;
-/// The most of them.
+/// Most queues of a process on a device.
 pub const MOST_QUEUES: u32 = 32;
-/// What a stream has that takes none.
+/// Marks a stream that uses no hardware queue.
 pub(crate) const NO_QUEUE: u32 = u32::MAX;
 
 impl State {
-    /// Sets how many queues a process has on each device, before it makes streams.
+    /// Sets the number of a process's queues per device. Call before it creates streams.
     pub fn set_queues(&mut self, process: u32, queues: u32) {
         self.processes[process as usize].queues = queues.clamp(1, MOST_QUEUES);
     }
 
-    /// The queue of the next stream that a process makes.
+    /// The queue for the process's next stream.
     pub(crate) fn next_queue(&mut self, process: u32, device: u32) -> u32 {
         let process = &mut self.processes[process as usize];
         let client = &mut process.clients[device as usize];
@@ -29,12 +28,12 @@ impl State {
         (client.streams - 1) % process.queues.max(1)
     }
 
-    /// Whether a stream has come to a wait whose value is not there.
+    /// Whether a stream has reached a wait whose value is not there.
     pub(crate) fn waits(&self, slot: u32) -> bool {
         self.head(slot).is_some_and(|op| op.kind == Kind::Value as u32 && op.started == 0)
     }
 
-    /// The streams of a process on a device that have come to such a wait.
+    /// The process's streams on a device that have reached such a wait.
     fn waiting(&self, process: u32, device: u32) -> impl Iterator<Item = u32> + '_ {
         let mut slot = self.processes[process as usize].clients[device as usize].first;
         core::iter::from_fn(move || {
@@ -45,14 +44,13 @@ impl State {
         .filter(|&slot| self.waits(slot))
     }
 
-    /// Notes whether any stream of the client waits, so that other clients need no search.
+    /// Records whether any stream of the client waits, so that clients without one need no search.
     pub(crate) fn note_waiting(&mut self, process: u32, device: usize) {
         let waiting = self.waiting(process, device as u32).next().is_some();
         self.processes[process as usize].clients[device].waiting = waiting.into();
     }
 
-    /// Whether what was submitted to a stream as number `seq` is behind another stream's wait in
-    /// their queue.
+    /// Whether operation `seq` of a stream is behind another stream's wait in their shared queue.
     pub(crate) fn held_back(&self, slot: u32, seq: u64) -> bool {
         let stream = &self.streams[slot as usize];
         if self.processes[stream.process as usize].clients[stream.device as usize].waiting == 0 {
@@ -65,8 +63,7 @@ impl State {
         })
     }
 
-    /// Whether work for a stream that is held finds no queue, because so many others have work
-    /// behind their waits.
+    /// Whether work for a held stream finds no queue, because too many other streams have work behind their waits.
     pub(crate) fn lacks_queue(&self, slot: u32) -> bool {
         if !self.waits(slot) {
             return false;
@@ -79,7 +76,7 @@ impl State {
         others.count() >= self.processes[stream.process as usize].queues as usize
     }
 
-    /// Whether a stream goes on only when a value changes.
+    /// Whether a stream continues only after a value changes.
     #[must_use]
     pub fn is_held(&self, id: StreamId) -> bool {
         let alive = self
@@ -91,7 +88,7 @@ impl State {
                 || self.head(id.slot).is_some_and(|op| self.held_back(id.slot, op.seq)))
     }
 
-    /// The contexts of a process that have a stream which is held by a wait for a value.
+    /// Contexts of a process with a stream held by a wait for a value.
     #[must_use]
     pub fn held_contexts(&self, process: u32) -> Vec<u64> {
         let clients = &self.processes[process as usize].clients;
@@ -133,7 +130,7 @@ mod tests {
         assert_eq!(s.event_state(behind), Ok(EventState::Reached(12 * MS)));
         assert_eq!([a, b, c].map(|on| s.is_held(on)), [false; 3]);
         assert_eq!(s.held_contexts(p), [0_u64; 0]);
-        // A wait in a queue holds nothing that was submitted before it.
+        // A wait holds nothing that was submitted to the queue earlier.
         s.push(c, kernel(MS)).unwrap();
         let first = reached(&mut s, p, c);
         s.push(a, Op::value(false)).unwrap();
@@ -156,7 +153,7 @@ mod tests {
         s.push(streams[8], Op::write()).unwrap();
         s.tell(streams[3], waits[3], true);
         s.advance(MS);
-        // The stream that has only a write behind its wait counts, too.
+        // A stream with only a write behind its wait counts, too.
         assert_eq!(s.push(streams[9], kernel(MS)), Err(QueueError::Held));
         s.push(streams[8], kernel(MS)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! The names of the devices, the same in the driver and in NVML.
+//! Names of the devices, equal in driver and NVML.
 
 /// Product name.
 pub const NAME: &str = "NVIDIA Fake GPU (Sluice)";
@@ -28,13 +28,13 @@ pub fn pci_bus(device: u32) -> u32 {
     0x10 + device
 }
 
-/// The machine's memory node that is near. As on a machine of two processors with four devices each.
+/// NUMA node of a device, as in a machine with two sockets and four devices each.
 #[must_use]
 pub fn numa_node(device: u32) -> u32 {
     device / 4
 }
 
-/// Compute capability: major and minor.
+/// Compute capability: major, minor.
 pub const CAPABILITY: (i32, i32) = (9, 0);
 
 /// PCI address as the driver writes it.
@@ -43,7 +43,7 @@ pub fn pci_text(device: u32) -> String {
     format!("0000:{:02X}:00.0", pci_bus(device))
 }
 
-/// Whether a text is this device's PCI address, in any case. Domain and function may be missing.
+/// Whether a text is this device's PCI address, in any case; domain and function may be missing.
 #[must_use]
 pub fn pci_matches(text: &str, device: u32) -> bool {
     let (address, function) = text.split_once('.').unwrap_or((text, "0"));

@@ -1,7 +1,7 @@
-//! The shared data: plain numbers at fixed places, valid for any process that maps the file.
+//! The shared data: plain numbers at fixed offsets, valid in any process that maps the file.
 //!
-//! Records refer to each other by slot number and generation, never by address. If a process dies
-//! while it holds the lock, [`State::rebuild`] recomputes what can be derived (lists, sums).
+//! Records refer to each other by slot number and generation, never by address. If a process dies while it holds the
+//! lock, [`State::rebuild`] recomputes everything derived (lists, sums).
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
@@ -9,41 +9,40 @@ use crate::blocks::{Block, MAX_BLOCKS};
 use crate::config::Config;
 use crate::groups::{Group, MAX_GROUPS};
 
-/// Devices that a node can have.
+/// Most devices of a node.
 pub const MAX_DEVICES: usize = 16;
-/// Processes that can use the node at the same time.
+/// Most processes that use the node at once.
 pub const MAX_PROCESSES: usize = 1024;
-/// Streams of all processes together.
+/// Most streams of all processes.
 pub const MAX_STREAMS: usize = 4096;
-/// Events of all processes together.
+/// Most events of all processes.
 pub const MAX_EVENTS: usize = 65_536;
-/// Operations that a stream can have outstanding before a launch blocks, as on the real driver.
+/// Operations outstanding in a stream before a launch blocks, as with the real driver.
 pub const QUEUE_DEPTH: u64 = 1024;
-/// "No slot".
+/// No slot.
 pub const NONE: u32 = u32::MAX;
-/// Utilisation is sampled this often (6 times a second, as NVML does).
+/// Period of utilization samples, in nanoseconds (6 per second, as in NVML).
 pub const SAMPLE_NS: u64 = 1_000_000_000 / 6;
-/// Sampling periods that are remembered.
+/// Number of periods kept.
 pub const SAMPLES: usize = 8;
 
-/// What an operation in a stream does.
+/// Kind of an operation in a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Kind {
-    /// Holds the device and counts as utilisation.
+    /// Holds the device; counts as utilization.
     Kernel = 1,
-    /// Holds the device (a copy or a fill).
+    /// Holds the device: a copy or fill.
     Copy = 2,
     /// Stores the time in an event.
     Record = 3,
     /// Blocks its stream until another stream has reached a position.
     Wait = 4,
-    /// Blocks its stream until its process has seen the value that it waits for.
+    /// Blocks its stream until its process has seen the awaited value.
     Value = 5,
-    /// Has its process store a value in its memory.
+    /// Makes its process store a value in its memory.
     Write = 6,
-    /// Holds the device until all members of its group have begun, and then for its time. Counts as
-    /// utilisation.
+    /// Holds the device until all members of its group have begun, and then for its time. Counts as utilization.
     Collective = 7,
 }
 
@@ -53,7 +52,7 @@ pub enum Kind {
 pub struct Op {
     /// Order of submission over all streams.
     pub seq: u64,
-    /// Kernel, copy, collective: nanoseconds left. Record: the event's record number. Wait: the position.
+    /// Kernel, copy, collective: remaining nanoseconds. Record: number of the event's record. Wait: the position.
     pub value: u64,
     /// [`Kind`] as a number.
     pub kind: u32,
@@ -61,8 +60,7 @@ pub struct Op {
     pub target: u32,
     /// Generation of `target`.
     pub generation: u32,
-    /// Kernel, copy, collective: whether it has begun to run. Value: whether the value was there when its
-    /// process last checked.
+    /// Kernel, copy, collective: whether it has begun. Value: whether the value was there at the process's last check.
     pub started: u32,
 }
 
@@ -86,26 +84,26 @@ impl Op {
         }
     }
 
-    /// A wait for a value in the process's memory, which may be there already.
+    /// A wait for a value in the process's memory; `there`: whether the value is there already.
     #[must_use]
     pub fn value(there: bool) -> Self {
         let started = u32::from(there);
         Self { seq: 0, value: 0, kind: Kind::Value as u32, target: NONE, generation: 0, started }
     }
 
-    /// A value that the process is to store in its memory.
+    /// A write of a value to the process's memory.
     #[must_use]
     pub fn write() -> Self {
         Self { kind: Kind::Write as u32, ..Self::value(false) }
     }
 
-    /// Whether it holds the device.
+    /// Whether the operation holds the device.
     #[must_use]
     pub fn is_work(&self) -> bool {
         self.kind == Kind::Copy as u32 || self.is_kernel()
     }
 
-    /// Whether it counts as utilisation.
+    /// Whether the operation counts as utilization.
     #[must_use]
     pub fn is_kernel(&self) -> bool {
         self.kind == Kind::Kernel as u32 || self.kind == Kind::Collective as u32
@@ -116,57 +114,57 @@ impl Op {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Order {
-    /// Waits for the legacy stream and is waited for by it.
+    /// Synchronizes with the legacy stream.
     Blocking = 0,
-    /// Is the legacy stream.
+    /// The legacy stream itself.
     Legacy = 1,
-    /// Independent of it.
+    /// Independent of the legacy stream.
     NonBlocking = 2,
 }
 
-/// A stream. Its queue is in [`State::queues`], so that searching the streams stays cheap.
+/// A stream. Its operations are in [`State::queues`], which keeps searches of streams cheap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Stream {
     /// 0 free, 1 in use, 2 destroyed with work left.
     pub state: u32,
-    /// Counts the uses of this slot.
+    /// Number of times this slot was used.
     pub generation: u32,
-    /// Slot of the owner.
+    /// Slot of the owning process.
     pub process: u32,
     /// Device ordinal on the node.
     pub device: u32,
-    /// The owner's own number for the context.
+    /// The owner's number for the context.
     pub context: u64,
     /// [`Order`] as a number.
     pub order: u32,
-    /// Lower runs first.
+    /// Lower values run first.
     pub priority: i32,
-    /// Next stream with work of the same client; next free slot while free.
+    /// Next stream of the client's list; next free slot if free.
     pub next: u32,
-    /// Whether it is in its client's list.
+    /// Whether the stream is in its client's list.
     pub listed: u32,
-    /// Operations finished so far.
+    /// Operations finished.
     pub head: u64,
-    /// Operations submitted so far.
+    /// Operations submitted.
     pub tail: u64,
-    /// When the cost of its last event record has passed. Nothing goes on before.
+    /// End of the cost of the latest event record. Nothing continues earlier.
     pub open_at: u64,
-    /// When the results of its last work are visible. No event is reached before.
+    /// When the latest work's results are visible. No event is reached earlier.
     pub settled_at: u64,
-    /// When the gap after its last kernel has passed. No work begins before.
+    /// End of the gap after the latest kernel. No work begins earlier.
     pub work_at: u64,
-    /// Its hardware queue.
+    /// The stream's hardware queue.
     pub queue: u32,
-    /// Keeps the layout free of padding.
+    /// Avoids padding in the layout.
     pub reserved: u32,
 }
 
-/// A stream's operations, at position modulo [`QUEUE_DEPTH`].
+/// A stream's operations, each at its position modulo [`QUEUE_DEPTH`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Queue {
-    /// A ring.
+    /// Ring buffer.
     pub ops: [Op; QUEUE_DEPTH as usize],
 }
 
@@ -176,61 +174,61 @@ pub struct Queue {
 pub struct Event {
     /// 0 free, 1 in use.
     pub state: u32,
-    /// Counts the uses of this slot.
+    /// Number of times this slot was used.
     pub generation: u32,
-    /// Slot of the owner.
+    /// Slot of the owning process.
     pub process: u32,
     /// Next free slot.
     pub next: u32,
-    /// How often it was recorded.
+    /// Number of records so far.
     pub records: u64,
-    /// Stream of the last record.
+    /// Stream of the latest record.
     pub stream: u32,
     /// Generation of that stream.
     pub stream_generation: u32,
-    /// The stream's position after that record.
+    /// The stream's position after the latest record.
     pub position: u64,
-    /// When the last record was reached.
+    /// When the latest record was reached.
     pub time: u64,
 }
 
-/// Time used within one sampling period.
+/// Utilization in one sampling period.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Sample {
-    /// Which period.
+    /// Number of the period.
     pub period: u64,
     /// Nanoseconds in which a kernel ran.
     pub busy: u64,
 }
 
-/// One process on one device.
+/// A client: one process on one device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Client {
-    /// Bytes of device memory.
+    /// Device memory, in bytes.
     pub memory: u64,
-    /// Contexts.
+    /// Number of contexts.
     pub contexts: u32,
-    /// First stream that has work.
+    /// First stream with work.
     pub first: u32,
-    /// The stream whose head runs (or would run) next.
+    /// Stream whose head runs next.
     pub choice: u32,
-    /// Whether `choice` has to be found anew.
+    /// Whether `choice` must be recomputed.
     pub dirty: u32,
-    /// Whether an event's cost delays something that it would run.
+    /// Whether an event's cost delays an operation that could run.
     pub held: u32,
-    /// Streams made so far.
+    /// Streams created so far.
     pub streams: u32,
-    /// Whether a stream has come to a wait for a value that is not there.
+    /// Whether a stream has reached a wait whose value is not there.
     pub waiting: u32,
-    /// Keeps the layout free of padding.
+    /// Avoids padding in the layout.
     pub reserved: u32,
-    /// When `choice` has to be found anew even if nothing else happens.
+    /// When `choice` must be recomputed even without other changes.
     pub wake: u64,
-    /// Nanoseconds for which its work has held the device, in all.
+    /// Total time in which the client's work held the device, in nanoseconds.
     pub worked_ns: u64,
-    /// Utilisation.
+    /// Utilization by period.
     pub samples: [Sample; SAMPLES],
 }
 
@@ -242,13 +240,13 @@ pub struct Process {
     pub state: u32,
     /// Process id.
     pub pid: u32,
-    /// Start time in clock ticks since boot. It tells a reused id apart.
+    /// Start time in clock ticks since boot; distinguishes a reused id.
     pub start: u64,
-    /// Dead: when its work is taken off the device.
+    /// For a dead process: when its work is removed from the device.
     pub gone_at: u64,
-    /// Hardware queues on each device.
+    /// Hardware queues per device.
     pub queues: u32,
-    /// Keeps the layout free of padding.
+    /// Avoids padding in the layout.
     pub reserved: u32,
     /// Per device.
     pub clients: [Client; MAX_DEVICES],
@@ -258,54 +256,54 @@ pub struct Process {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Device {
-    /// Bytes taken by all clients.
+    /// Device memory in use, in bytes.
     pub used: u64,
-    /// End of the current client's slice.
+    /// End of the current client's time slice.
     pub slice_end: u64,
-    /// End of the switch in progress. Nothing runs before.
+    /// End of the current context switch. Nothing runs earlier.
     pub ready_at: u64,
-    /// Slot of the process whose work is on the device.
+    /// Slot of the process that has the device.
     pub current: u32,
     /// Length of `queue`.
     pub queued: u32,
     /// Processes with work, in order of arrival.
     pub queue: [u32; MAX_PROCESSES],
-    /// Nanoseconds for which anybody's work has held it, in all.
+    /// Total time in which any work held the device, in nanoseconds.
     pub worked_ns: u64,
-    /// Utilisation of all processes together.
+    /// Utilization by all processes, by period.
     pub samples: [Sample; SAMPLES],
 }
 
-/// The whole state. An all-zero value becomes valid by [`State::init`].
+/// The complete state. [`State::init`] makes all-zero memory valid.
 #[repr(C)]
 pub struct State {
     /// Fixed properties.
     pub config: Config,
-    /// The time up to which the simulation has run (`CLOCK_MONOTONIC`, nanoseconds).
+    /// Time up to which the simulation has run (`CLOCK_MONOTONIC`, nanoseconds).
     pub now: u64,
-    /// When dead processes were last looked for.
+    /// When dead processes were last searched for.
     pub reaped: u64,
-    /// When they were last looked for in `/proc`.
+    /// When dead processes were last searched for in `/proc`.
     pub checked: u64,
-    /// When the next dead process's work is taken off the device.
+    /// When the next dead process's work is removed from the device.
     pub next_gone: u64,
-    /// Submissions so far.
+    /// Number of submissions so far.
     pub seq: u64,
     /// First free stream slot below the mark.
     pub free_streams: u32,
     /// First free event slot below the mark.
     pub free_events: u32,
-    /// Stream slots that were ever used. Slots beyond this mark need no check.
+    /// Number of stream slots ever used; higher slots need no check.
     pub stream_mark: u32,
-    /// Event slots that were ever used.
+    /// Number of event slots ever used.
     pub event_mark: u32,
-    /// Process slots that were ever used.
+    /// Number of process slots ever used.
     pub process_mark: u32,
-    /// Block slots that were ever used.
+    /// Number of block slots ever used.
     pub block_mark: u32,
-    /// Group slots that were ever used.
+    /// Number of group slots ever used.
     pub group_mark: u32,
-    /// Keeps the layout free of padding.
+    /// Avoids padding in the layout.
     pub reserved: u32,
     /// Groups of collective kernels.
     pub groups: [Group; MAX_GROUPS],
@@ -313,17 +311,17 @@ pub struct State {
     pub devices: [Device; MAX_DEVICES],
     /// Processes.
     pub processes: [Process; MAX_PROCESSES],
-    /// Memory that several processes hold.
+    /// Shared memory blocks.
     pub blocks: [Block; MAX_BLOCKS],
     /// Events.
     pub events: [Event; MAX_EVENTS],
     /// Streams.
     pub streams: [Stream; MAX_STREAMS],
-    /// The streams' operations. Memory pages of streams that were never used are never touched.
+    /// The streams' operations. Unused streams touch no memory pages.
     pub queues: [Queue; MAX_STREAMS],
 }
 
-/// Names a stream for as long as it exists.
+/// Identifies a stream for as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamId {
     /// Slot number.
@@ -332,7 +330,7 @@ pub struct StreamId {
     pub generation: u32,
 }
 
-/// Names an event for as long as it exists.
+/// Identifies an event for as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventId {
     /// Slot number.
@@ -358,7 +356,7 @@ impl State {
         state
     }
 
-    /// Makes an all-zero value an idle node at time `now`.
+    /// Initializes all-zero memory as an idle node at time `now`.
     pub fn init(&mut self, config: Config, now: u64) {
         self.config = config;
         self.now = now;
@@ -366,7 +364,7 @@ impl State {
         self.rebuild();
     }
 
-    /// Recomputes every list and sum from the processes, streams and events.
+    /// Recomputes all lists and sums from the processes, streams and events.
     pub fn rebuild(&mut self) {
         for device in &mut self.devices {
             device.queued = 0;

@@ -1,17 +1,17 @@
-//! The simulated GPU node: devices shared by every process of the machine, kept in one mapped file.
+//! The simulated GPU node: devices shared by every process of the machine, in one mapped file. Used by the simulated
+//! driver, the simulated NVML, and `fake-world`.
 //!
-//! It is a discrete-event simulation that any process can advance. The queues of all processes are
-//! in the shared file. Each call first advances the simulation to the current time, under one
-//! robust lock. There is no server, and no thread but one in each process whose streams wait for
-//! values in its memory or write them: a store is not a call ([`values`]). Results depend on the clock alone, never on when
-//! a process called.
+//! A discrete-event simulation that any process can advance. The queues of all processes are in the shared file. Each
+//! call first advances the simulation to the current time, under one robust lock. There is no server, and no thread
+//! except one in each process whose streams wait for or write values in its memory, because a store is not a call
+//! ([`values`]). Results depend only on the clock, never on when a process calls.
 //!
-//! * [`layout`] is the shared data, [`schedule`], [`queue`], [`held`] and [`groups`] are the rules
-//!   (pure: time is an argument), [`memory`] and [`usage`] the accounts.
-//! * [`faults`] are what tests make happen to devices. [`older`] is what older drivers lack.
-//! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
-//! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
-//!   process's memory. These modules, and [`layout`] for its zeroes, need `unsafe`.
+//! * [`layout`] is the shared data; [`schedule`], [`queue`], [`held`] and [`groups`] are the rules (pure: time is an
+//!   argument); [`memory`] and [`usage`] are the accounts.
+//! * [`faults`] are injected by tests. [`older`] has the functions that older drivers lack.
+//! * [`blocks`] are shared memory, and [`shared`] their contents.
+//! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a process's memory. These
+//!   modules need `unsafe`, and so does [`layout`] for its zeroes.
 
 pub mod asked;
 pub mod blocks;

@@ -1,28 +1,28 @@
-//! Each process's memory on each device.
+//! Device memory per process.
 
 use crate::layout::State;
 
-/// The device has not enough left.
+/// The device has too little free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("out of device memory: {wanted} bytes wanted, {free} free")]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub wanted: u64,
-    /// Bytes left.
+    /// Free bytes.
     pub free: u64,
 }
 
 impl State {
-    /// Bytes left on a device.
+    /// Free bytes on a device.
     #[must_use]
     pub fn free_memory(&self, device: u32) -> u64 {
         self.config.memory.saturating_sub(self.devices[device as usize].used)
     }
 
-    /// Takes memory for a process.
+    /// Allocates memory for a process.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing is taken then.
+    /// [`OutOfMemory`]; nothing is allocated.
     pub fn take(&mut self, process: u32, device: u32, bytes: u64) -> Result<(), OutOfMemory> {
         let free = self.free_memory(device);
         if bytes > free {
@@ -33,7 +33,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns memory of a process, at most what it holds.
+    /// Frees memory of a process, at most what it holds.
     pub fn give_back(&mut self, process: u32, device: u32, bytes: u64) {
         let client = &mut self.processes[process as usize].clients[device as usize];
         let bytes = bytes.min(client.memory);
@@ -41,17 +41,17 @@ impl State {
         self.devices[device as usize].used -= bytes;
     }
 
-    /// Takes what a context needs.
+    /// Allocates a context's memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; nothing is taken then.
+    /// [`OutOfMemory`]; nothing is allocated.
     pub fn add_context(&mut self, process: u32, device: u32) -> Result<(), OutOfMemory> {
         self.take(process, device, self.config.context)?;
         self.processes[process as usize].clients[device as usize].contexts += 1;
         Ok(())
     }
 
-    /// Returns what a context took.
+    /// Frees a context's memory.
     pub fn remove_context(&mut self, process: u32, device: u32) {
         let client = &mut self.processes[process as usize].clients[device as usize];
         if client.contexts > 0 {

@@ -1,4 +1,4 @@
-//! The mapped file: opening it, locking it, and waiting for the simulation.
+//! The mapped file: opening, locking, and waiting for the simulation.
 //!
 //! The file is long because all access to the mapped file goes through one type.
 
@@ -21,18 +21,17 @@ use crate::queue::{LOOK_NS, QueueError};
 use crate::shared::sweep;
 use crate::values::Values;
 
-/// Changes whenever the layout does. Most differences show in the size; this shows the others.
+/// Changes with the layout. Most layout changes also change the file's size; this covers the rest.
 const MAGIC: u64 = 0x534c_5543_4500_0009;
-/// Dead processes are looked for this often.
+/// Interval of the search for dead processes, in nanoseconds.
 const REAP_NS: u64 = 5_000_000;
-/// ... and in `/proc` this often.
+/// Interval of the search in `/proc`, in nanoseconds.
 const CHECK_NS: u64 = 1_000_000_000;
-/// Offset of the bytes (far beyond the file's end) that processes keep locked while they live.
+/// Offset of the bytes (far beyond the file's end) that processes keep locked during their life.
 const LIFE_LOCKS: i64 = 1 << 40;
-/// How late a sleep may end. The rest of a wait is spent polling the clock.
+/// How late a sleep may end, in nanoseconds. The rest of a wait polls the clock.
 const SLEEP_SLACK_NS: u64 = 60_000;
-/// How many free places a caller waits for (or for 1 ms) when a queue is full, so that it does not
-/// wake for each one.
+/// Free places in a full queue that a caller waits for (at most 1 ms), so that it does not wake up for each one.
 const REFILL: u64 = 64;
 
 /// Why the node cannot be used.
@@ -41,7 +40,7 @@ pub enum NodeError {
     /// A variable has an invalid value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The file cannot be made, mapped or locked.
+    /// The file cannot be created, mapped or locked.
     #[error("cannot use the fake node {path}: {source}")]
     File {
         /// The file.
@@ -61,18 +60,18 @@ struct Shared {
 
 /// The simulated node, mapped into this process for the rest of its life.
 ///
-/// A process that takes part keeps one byte of the file locked. The lock belongs to an open file
-/// description that nothing maps and no other program inherits. So the system ends the lock when
-/// the process dies, in any way, or executes another program. Other processes check this lock.
+/// A participating process keeps one byte of the file locked. The lock belongs to an open file description that is not
+/// mapped and not inherited by other programs, so the system releases it when the process dies, in any way, or executes
+/// another program. Other processes check this lock.
 pub struct Node {
     shared: *mut Shared,
     config: Config,
     path: PathBuf,
-    /// Only for the locks.
+    /// Holds only the lock.
     life: File,
     /// This process's slot; [`NONE`] if it only reads.
     own: AtomicU32,
-    /// What its streams wait for in its memory.
+    /// Values in this process's memory that its streams wait for or write.
     pub(crate) values: Values,
 }
 
@@ -82,13 +81,13 @@ unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Sync for Node {}
 
-/// The state, advanced to the present, for as long as this guard lives.
+/// Access to the state, advanced to the present, while the guard lives.
 pub struct Guard<'a> {
     node: &'a Node,
 }
 
 impl<'a> Guard<'a> {
-    /// The node that is locked.
+    /// The locked node.
     pub(crate) fn node(&self) -> &'a Node {
         self.node
     }
@@ -117,7 +116,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds, as outside of this process's time namespace: the simulation's clock.
+/// The simulation's clock: `CLOCK_MONOTONIC` in nanoseconds, without the offset of this process's time namespace.
 #[must_use]
 pub fn clock() -> u64 {
     static AHEAD: OnceLock<u64> = OnceLock::new();
@@ -128,7 +127,7 @@ pub fn clock() -> u64 {
     (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).wrapping_sub(ahead)
 }
 
-/// Sleeps for exactly `ns`: most of it asleep, the end polling the clock.
+/// Sleeps for exactly `ns`, polling the clock at the end.
 fn pause(ns: u64) {
     let until = clock() + ns;
     if ns > 2 * SLEEP_SLACK_NS {
@@ -139,8 +138,8 @@ fn pause(ns: u64) {
     }
 }
 
-/// Waits for work that has at least `left` to go, at most `most`. Nobody knows (`None`) when a value
-/// is stored or a kernel's group is complete: then all of the wait is sleep.
+/// Waits for work that takes at least `left`, for at most `most`. If the time is unknown (`None`: a value must be
+/// stored, or a group completed), sleeps throughout.
 fn pause_until(left: Option<u64>, most: u64) {
     match left {
         Some(ns) => pause(ns.clamp(5_000, most)),
@@ -148,7 +147,7 @@ fn pause_until(left: Option<u64>, most: u64) {
     }
 }
 
-/// The node's file: `SLUICE_FAKE_NODE`, or one per user in `/dev/shm`.
+/// Default path: `SLUICE_FAKE_NODE`, or one file per user in `/dev/shm`.
 #[must_use]
 pub fn default_path() -> PathBuf {
     match std::env::var_os(limits::env::FAKE_NODE) {
@@ -159,16 +158,15 @@ pub fn default_path() -> PathBuf {
 }
 
 impl Node {
-    /// Opens the node that this process's environment names, making it on first use.
+    /// Opens the node that this process's environment names, creating it if missing.
     ///
     /// # Errors
-    /// A variable with an invalid value, or a file that cannot be used.
+    /// A variable with an invalid value, or an unusable file.
     pub fn open() -> Result<Self, NodeError> {
         Self::open_at(&default_path(), Config::from_env()?)
     }
 
-    /// Opens the node in the file `path`. `config` only applies to a node that is made now. A file
-    /// of another version is replaced.
+    /// Opens the node in the file `path`. `config` applies only to a new node. A file of another version is replaced.
     ///
     /// # Errors
     /// [`NodeError::File`].
@@ -188,8 +186,8 @@ impl Node {
                 .open(path)?;
             flock(&file, libc::LOCK_EX)?;
             let mapped = Self::map_locked(path, &file, config);
-            // The mapping keeps the open file description alive, and with it the lock: closing
-            // would not end it.
+            // Unlocked explicitly: the mapping keeps the open file description alive, so closing would not release the
+            // lock.
             flock(&file, libc::LOCK_UN)?;
             if let Some(node) = mapped? {
                 return Ok(node);
@@ -198,11 +196,11 @@ impl Node {
         Err(io::Error::other("the file kept being replaced"))
     }
 
-    /// Returns `None` if the file is not, or is no longer, the one to use.
+    /// Returns `None` if the file is no longer the current one.
     fn map_locked(path: &Path, file: &File, config: Config) -> io::Result<Option<Self>> {
         let size = size_of::<Shared>() as u64;
         let seen = file.metadata()?;
-        // Another process may have replaced the file between opening and locking it.
+        // Another process may have replaced the file between opening and locking.
         match std::fs::metadata(path) {
             Ok(named) if named.ino() == seen.ino() && named.dev() == seen.dev() => {}
             _ => return Ok(None),
@@ -234,14 +232,14 @@ impl Node {
                 return Ok(None);
             }
             let config = (*shared).state.config;
-            // Made absolute, because programs change their directory.
+            // Absolute, because programs change their directory.
             let path = std::path::absolute(path)?;
             let (own, values) = (AtomicU32::new(NONE), Values::default());
             Ok(Some(Self { shared, config, path, life, own, values }))
         }
     }
 
-    /// The node's file.
+    /// Path of the node's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -252,8 +250,8 @@ impl Node {
         &self.config
     }
 
-    /// Locks the node and advances it to the present. Dead processes are dropped; while the node is
-    /// used, they are looked for at least every 5 ms.
+    /// Locks the node and advances it to the present. Searches for dead processes if the last search was more than 5 ms
+    /// ago.
     #[must_use]
     pub fn lock(&self) -> Guard<'_> {
         let (mut guard, now) = self.lock_now();
@@ -263,7 +261,7 @@ impl Node {
         guard
     }
 
-    /// Like [`Node::lock`], but looks for dead processes now.
+    /// Like [`Node::lock`], but always searches for dead processes.
     #[must_use]
     pub fn lock_reaped(&self) -> Guard<'_> {
         let (mut guard, now) = self.lock_now();
@@ -273,18 +271,18 @@ impl Node {
 
     fn lock_now(&self) -> (Guard<'_>, u64) {
         let mut guard = self.lock_unmoved();
-        // Read before the clock, so that nothing goes on before the value it waited for was stored.
+        // Read before the clock: a stream must not continue before the awaited value was stored.
         let values = self.values.look();
         let now = clock();
         if now.saturating_sub(guard.now) > REAP_NS {
-            // Nobody has looked for so long. What dead processes had queued must not run until now.
+            // No search for this long. Work of processes that died meanwhile must not run until now.
             let seen = guard.now;
             guard.advance(seen + REAP_NS);
             reap(&mut guard, now);
         }
         guard.advance(now);
         if let Some(mut values) = values {
-            // What is written may be what another stream waits for.
+            // A written value may be one that another stream awaits.
             while values.tell(&mut guard) {
                 guard.advance(now);
                 values.look_again();
@@ -309,7 +307,7 @@ impl Node {
         guard
     }
 
-    /// Registers this process, with so many hardware queues on each device, and returns its slot.
+    /// Registers this process with `queues` hardware queues per device; returns its slot.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -324,8 +322,8 @@ impl Node {
         Ok(slot)
     }
 
-    /// For a forked child: gives up what it inherited, so that it does not keep the parent's
-    /// registration alive. Afterwards this value must neither be used nor dropped.
+    /// For a forked child: releases what it inherited, so that it does not keep the parent's registration alive. This
+    /// value must then neither be used nor dropped.
     pub fn abandon(&self) {
         // SAFETY: closes this process's copy of the descriptor; the value is not used again.
         unsafe { libc::close(self.life.as_raw_fd()) };
@@ -341,10 +339,10 @@ impl Node {
         ofd_lock(&self.life, libc::F_OFD_GETLK, at, libc::F_WRLCK) != libc::F_UNLCK
     }
 
-    /// Takes device memory.
+    /// Allocates device memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`], if there is not enough even after dead processes' memory was collected.
+    /// [`OutOfMemory`] if too little is free even after collecting dead processes' memory.
     pub fn take(&self, process: u32, device: u32, bytes: u64) -> Result<(), OutOfMemory> {
         let first = self.lock().take(process, device, bytes);
         match first {
@@ -353,15 +351,15 @@ impl Node {
         }
     }
 
-    /// Returns device memory.
+    /// Frees device memory.
     pub fn give_back(&self, process: u32, device: u32, bytes: u64) {
         self.lock().give_back(process, device, bytes);
     }
 
-    /// Takes what a context needs.
+    /// Allocates a context's memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`], if there is not enough even after dead processes' memory was collected.
+    /// [`OutOfMemory`] if too little is free even after collecting dead processes' memory.
     pub fn add_context(&self, process: u32, device: u32) -> Result<(), OutOfMemory> {
         let first = self.lock().add_context(process, device);
         match first {
@@ -370,12 +368,12 @@ impl Node {
         }
     }
 
-    /// Returns what a context took.
+    /// Frees a context's memory.
     pub fn remove_context(&self, process: u32, device: u32) {
         self.lock().remove_context(process, device);
     }
 
-    /// Queues work. While there is no room for it, waits asleep and without the lock.
+    /// Queues work. Waits, asleep and without the lock, while the queue is full.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -383,10 +381,10 @@ impl Node {
         self.retry_while_full(stream, |state| state.push(stream, op))
     }
 
-    /// Runs an action that may find no room for more work of `stream`, and repeats it when there is.
+    /// Runs an action that may find `stream`'s queue full, and repeats it once there is room.
     ///
     /// # Errors
-    /// What `action` returns, except for [`QueueError::Full`] and [`QueueError::Held`].
+    /// As `action`, except for [`QueueError::Full`] and [`QueueError::Held`].
     pub fn retry_while_full<T>(
         &self,
         stream: StreamId,
@@ -411,7 +409,7 @@ impl Node {
         }
     }
 
-    /// Waits until a stream has reached `position`, or is gone.
+    /// Waits until a stream has reached `position` or is gone.
     pub fn wait_for(&self, stream: StreamId, position: u64) {
         loop {
             let left = {
@@ -431,9 +429,9 @@ impl Node {
         self.own.load(Relaxed) == NONE
     }
 
-    /// Drops a process that ends normally.
+    /// Removes a process that ends normally.
     pub fn detach(&self, process: u32) {
-        // The streams end because the process does, so nothing is stored for them.
+        // The streams end with the process, so nothing is stored for them.
         self.values.close();
         let mut guard = self.lock();
         guard.drop_process(process);
@@ -443,8 +441,8 @@ impl Node {
     }
 }
 
-/// Drops dead processes. The lock shows a death at once. But a child may have inherited the lock's
-/// description unnoticed and keep it, so `/proc` is checked now and then as well.
+/// Removes dead processes. The lock shows a death at once, but a child may have inherited the lock's file description
+/// unnoticed, so `/proc` is checked occasionally, too.
 fn reap(guard: &mut Guard<'_>, now: u64) {
     let node = guard.node;
     let own = node.own.load(Relaxed);
@@ -482,7 +480,7 @@ pub(crate) fn ofd_lock(
     // SAFETY: a valid descriptor and a valid place for the answer.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
         0 => libc::c_int::from(lock.l_type),
-        // Without an answer, the byte counts as locked.
+        // Without an answer the byte counts as locked.
         _ => kind,
     }
 }

@@ -1,26 +1,26 @@
-//! Older drivers: their versions, and which functions they lack.
+//! Older drivers: versions, and missing functions.
 //!
-//! The lists are those of `cargo xtask find-new-symbols --lacking`, over the drivers that docs/compatibility.md names.
+//! The lists are from `cargo xtask find-new-symbols --lacking`, for the drivers named in docs/compatibility.md.
 
 use crate::config::ConfigError;
 use std::collections::HashSet;
 
-/// The variable with the driver to be.
+/// Variable with the branch of the driver to simulate.
 pub const VARIABLE: &str = "SLUICE_FAKE_DRIVER";
 
-/// A driver older than the one that is simulated otherwise.
+/// A driver older than the default simulated one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Older {
-    /// The branch, by which it is chosen.
+    /// The driver's branch, which selects it.
     pub branch: &'static str,
-    /// Its version.
+    /// The driver's version.
     pub version: &'static str,
-    /// The CUDA version that it is for, as in 12040.
+    /// The driver's CUDA version, such as 12040.
     pub cuda: i32,
     lacks: &'static str,
 }
 
-/// Those that there are.
+/// All older drivers.
 pub static ALL: [Older; 3] = [
     Older {
         branch: "470",
@@ -42,10 +42,10 @@ pub static ALL: [Older; 3] = [
     },
 ];
 
-/// The driver that a variable's value names.
+/// The driver that a variable's value selects.
 ///
 /// # Errors
-/// A value that names none.
+/// The value selects no driver.
 pub fn named(value: Option<String>) -> Result<Option<&'static Older>, ConfigError> {
     let Some(value) = value else { return Ok(None) };
     match ALL.iter().find(|older| older.branch == value) {
@@ -58,31 +58,31 @@ pub fn named(value: Option<String>) -> Result<Option<&'static Older>, ConfigErro
     }
 }
 
-/// The driver that this process's environment names. A wrong value is told when the node is opened.
+/// The driver that this process's environment selects. An invalid value is reported when the node is opened.
 #[must_use]
 pub fn chosen() -> Option<&'static Older> {
     named(std::env::var(VARIABLE).ok()).unwrap_or_default()
 }
 
 impl Older {
-    /// The functions that it lacks.
+    /// The missing functions.
     pub fn lacking(&self) -> impl Iterator<Item = &'static str> {
         self.lacks.lines()
     }
 
-    /// Whether it lacks a function.
+    /// Whether a function is missing.
     #[must_use]
     pub fn lacks(&self, symbol: &str) -> bool {
         self.lacking().any(|lacking| lacking == symbol)
     }
 
-    /// A library's file without the names of the functions that this driver lacks: the loader and others find none of them.
+    /// A library's file without the names of the missing functions, so that neither the loader nor others find them.
     #[must_use]
     pub fn taken_out_of(&self, library: &[u8]) -> Vec<u8> {
         let lacking: HashSet<&[u8]> = self.lacking().map(str::as_bytes).collect();
         let mut taken = library.to_vec();
         let mut start = 0;
-        // Names stand between zeros. Another first letter makes another name.
+        // Names are between zero bytes. Changing the first letter changes the name.
         for part in library.split(|&byte| byte == 0) {
             if lacking.contains(part) {
                 taken[start] = b'-';

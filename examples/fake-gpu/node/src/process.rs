@@ -1,6 +1,6 @@
-//! Tells whether a recorded process is still the same one.
+//! Whether a recorded process is still the same one.
 
-/// How far ahead a clock of this process's time namespace is, in nanoseconds.
+/// Offset of a clock in this process's time namespace, in nanoseconds.
 pub(crate) fn ahead(clock: &str) -> i64 {
     let list = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
     let mut fields = list.lines().filter_map(|line| line.strip_prefix(clock));
@@ -9,13 +9,13 @@ pub(crate) fn ahead(clock: &str) -> i64 {
     number() * 1_000_000_000 + number()
 }
 
-/// When a process started, in clock ticks since boot (`/proc/PID/stat`, field 22), whatever this process's time
-/// namespace adds; `None` if there is no such process. Its first thread is asked, which started then: QEMU's user mode makes up what a process reads in its
-/// own `/proc/PID/stat`, a few ticks off what others read there.
+/// Start time of a process in clock ticks since boot (`/proc/PID/stat`, field 22), without the offset of this process's
+/// time namespace; `None` if the process does not exist. Read from its first thread, which started at the same time:
+/// QEMU's user mode falsifies a process's own `/proc/PID/stat` by a few ticks.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
-    // The command name (field 2) may hold blanks and parentheses; the last one ends it.
+    // The command name (field 2) may contain blanks and parentheses; the last parenthesis ends it.
     let rest = &stat[stat.rfind(')')? + 1..];
     let shown: u64 = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
     Some(shown.wrapping_sub(ahead("boottime").div_euclid(10_000_000).cast_unsigned()))
@@ -33,7 +33,7 @@ mod tests {
         assert_eq!(start_time(u32::MAX), None);
     }
 
-    /// `starttime` of proc_pid_stat(5) is the process's, whichever thread is asked first.
+    /// `starttime` in proc_pid_stat(5) is the process's, for whichever thread.
     #[test]
     fn it_is_the_one_of_the_process() {
         let stat = std::fs::read_to_string("/proc/1/stat").unwrap();

@@ -1,5 +1,4 @@
-//! Streams, events, and their operations. Every function expects the present state: the caller
-//! advances it to the current time first.
+//! Streams, events, and their operations. Callers advance the state to the current time first.
 
 use crate::held::{NO_QUEUE, QUEUES};
 use crate::layout::{
@@ -7,28 +6,28 @@ use crate::layout::{
     QUEUE_DEPTH, State, StreamId,
 };
 
-/// Assumed for an operation that is not queued yet.
+/// Assumed length of an operation that is not queued yet, in nanoseconds.
 const UNKNOWN_NS: u64 = 50_000;
-/// How often a waiting process checks a value that is not there yet.
+/// Interval at which a waiting process checks a missing value, in nanoseconds.
 pub(crate) const LOOK_NS: u64 = 20_000;
 
-/// For so long a dead process's work goes on: on an H200 until 9 to 13 ms after the death, in the middle of a kernel.
-/// The death is noticed a little late.
+/// How long a dead process's work continues, in nanoseconds. On an H200 it ends 9 to 13 ms after the death, in the
+/// middle of a kernel; here the death is noticed slightly late.
 const TAKEN_OFF_NS: u64 = 8_000_000;
 
-/// Why something could not be queued.
+/// Why an operation could not be queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The stream has [`QUEUE_DEPTH`] operations outstanding.
     #[error("the stream's queue is full")]
     Full,
-    /// The stream is held, and so many others are that no hardware queue is left for its work.
+    /// The stream is held, and other held streams occupy all hardware queues.
     #[error("streams are held in all hardware queues")]
     Held,
-    /// The stream or event does not exist (any more).
+    /// The stream or event does not exist.
     #[error("no such stream or event")]
     Gone,
-    /// No slot is left on the node.
+    /// The node has no free slot.
     #[error("the node has no slot left for another process, stream or event")]
     NoSlot,
 }
@@ -38,9 +37,9 @@ pub enum QueueError {
 pub enum EventState {
     /// Never recorded.
     Fresh,
-    /// The recorded position has not been reached.
+    /// The recorded position is not reached.
     Pending,
-    /// Reached at this time (nanoseconds).
+    /// Reached at this time, in nanoseconds.
     Reached(u64),
 }
 
@@ -75,7 +74,7 @@ impl State {
         Ok(slot as u32)
     }
 
-    /// Drops a process with everything it had. Its queued work never runs.
+    /// Removes a process with everything it had. Its queued work never runs.
     pub fn drop_process(&mut self, slot: u32) {
         let index = slot as usize;
         if index < MAX_PROCESSES && self.processes[index].state != 0 {
@@ -84,8 +83,8 @@ impl State {
         }
     }
 
-    /// A process has died. Its memory is free at once. What it had queued runs for as long as the driver needs to
-    /// take it off the device, and the rest never does.
+    /// Handles a process's death. Its memory is freed at once. Its queued work runs until the driver has removed it
+    /// from the device; the rest never runs.
     pub fn process_died(&mut self, slot: u32) {
         if let Some(process) = self.processes.get_mut(slot as usize).filter(|p| p.state == 1) {
             process.state = 2;
@@ -95,7 +94,7 @@ impl State {
         }
     }
 
-    /// Drops the dead processes whose time has come.
+    /// Removes the dead processes whose work has ended.
     pub(crate) fn drop_gone(&mut self) {
         let mut next = u64::MAX;
         for slot in 0..self.process_mark {
@@ -109,7 +108,7 @@ impl State {
         self.next_gone = next;
     }
 
-    /// Makes a stream. One of no context (0) is the driver's own, and takes no hardware queue.
+    /// Creates a stream. A stream without context (0) is the driver's own and uses no hardware queue.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -151,7 +150,7 @@ impl State {
         Ok(StreamId { slot, generation: stream.generation })
     }
 
-    /// Destroys a stream. Its queued work runs to the end.
+    /// Destroys a stream. Its queued work still runs.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -183,7 +182,7 @@ impl State {
         }
     }
 
-    /// Makes an event.
+    /// Creates an event.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -236,7 +235,7 @@ impl State {
         }
     }
 
-    /// Queues an operation and returns the stream's position after it.
+    /// Queues an operation; returns the stream's position after it.
     ///
     /// # Errors
     /// [`QueueError::Full`], [`QueueError::Held`] or [`QueueError::Gone`].
@@ -264,7 +263,7 @@ impl State {
         Ok(tail)
     }
 
-    /// Queues the record of an event.
+    /// Queues a record of an event.
     ///
     /// # Errors
     /// [`QueueError::Full`] or [`QueueError::Gone`].
@@ -289,8 +288,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a stream wait for the last record of an event. Does nothing if the event was never
-    /// recorded.
+    /// Makes a stream wait for the latest record of an event, if there is one.
     ///
     /// # Errors
     /// [`QueueError::Full`] or [`QueueError::Gone`].
@@ -306,8 +304,8 @@ impl State {
         Ok(())
     }
 
-    /// Sets whether the value is there for which a stream waits before `position`. Returns `false`
-    /// if there is no such wait any more.
+    /// Sets whether the value is there that a stream awaits before `position`. Returns `false` if there is no such
+    /// wait.
     pub fn tell(&mut self, id: StreamId, position: u64, there: bool) -> bool {
         if self.passed(id.slot, id.generation, position) {
             return false;
@@ -331,7 +329,7 @@ impl State {
         }
     }
 
-    /// The position after everything that was queued in a stream.
+    /// A stream's position after everything queued.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -355,7 +353,7 @@ impl State {
         })
     }
 
-    /// Stream and position of an event's last record.
+    /// Stream and position of an event's latest record.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -365,15 +363,14 @@ impl State {
         Ok((stream, event.position))
     }
 
-    /// The least time, in nanoseconds, that a stream needs to reach `position`: the work before it,
-    /// if nothing else wanted the device.
+    /// Least time, in nanoseconds, until a stream reaches `position`: the work before it, with the device to itself.
     #[must_use]
     pub fn least_time(&self, id: StreamId, position: u64) -> u64 {
         self.least_time_through(id, position, 3)
     }
 
-    /// The least time until a stream reaches `position`, as [`State::least_time`], if no value in
-    /// its process's memory changes; `None` if a value has to change first.
+    /// Like [`State::least_time`], provided that no value in the process's memory changes; `None` if a value must
+    /// change first.
     #[must_use]
     pub(crate) fn due_in(&self, id: StreamId, position: u64) -> Option<u64> {
         if self.passed(id.slot, id.generation, position) {
@@ -395,8 +392,7 @@ impl State {
         }
         let stream = &self.streams[id.slot as usize];
         let mut work = 0_u64;
-        // An operation that is not queued yet depends on a program, so check again soon, but not
-        // all the time.
+        // An operation that is not queued yet depends on a program: check again soon, but not continuously.
         let mut blocked = if position > stream.tail { UNKNOWN_NS } else { 0 };
         for at in stream.head..position.min(stream.tail) {
             let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];

@@ -1,31 +1,27 @@
-//! The devices' scheduling: which work runs when. Pure arithmetic on [`State`].
+//! Scheduling of the devices: which work runs when. Pure arithmetic on [`State`].
 //!
 //! * A stream's operations run in order. A kernel or copy fills the device, so one runs at a time.
-//! * Among a process's streams, the one whose head was submitted first runs next. A more urgent
-//!   priority goes before.
-//! * Processes that want the device at the same time are time-sliced. Taking the device from a
-//!   process in the middle of its work costs `switch_ns`, during which nothing runs. Leaving a
-//!   process that has nothing to run costs `yield_ns`.
-//! * Event records never occupy the device. Without a cost (`event_ns` 0) they happen exactly when
-//!   the work before them ends. With a cost, what follows a record starts that much later. A record
-//!   after work happens 7/8 of the cost after the work's end, but at most 1 us. This was measured
-//!   on H200s: an empty pair of events takes 1.25 or 2.9 us, and a pair around a kernel about 1 us
-//!   more than the empty pair and the kernel. The process keeps the device meanwhile.
-//! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
-//!   process keeps the device meanwhile. An event between the two is reached before the gap.
-//! * A collective kernel runs for its time from when all members of its group have begun
-//!   ([`crate::groups`]).
-//! * What is behind another stream's wait for a value in their hardware queue does not begin
-//!   ([`crate::held`]).
-//! * A stream that waits for another one, for its event or by the legacy stream's rule, keeps the process's time slices as
-//!   if it had work: measured on an H100, where another process then had 0.54 of the device. One that waits for a value
-//!   does not.
-//! * A wait for a value ends when its process has seen the value in its memory, not before. A write
-//!   of a value ends at once; its process stores the value when it sees that.
+//! * Among a process's streams, the one with the higher priority runs next; at equal priority, the one whose head was
+//!   submitted first.
+//! * Processes that want the device at the same time are time-sliced. A switch away from a process with unfinished work
+//!   costs `switch_ns`, during which nothing runs; away from a process without work it costs `yield_ns`.
+//! * Event records never occupy the device. Without a cost (`event_ns` 0) they happen exactly when the preceding work
+//!   ends. With a cost, whatever follows a record starts that much later. A record after work happens 7/8 of the cost
+//!   after the work's end, but at most 1 us. Measured on H200s: an empty pair of events takes 1.25 or 2.9 us, and a
+//!   pair around a kernel about 1 us more than the empty pair and the kernel. The process keeps the device meanwhile.
+//! * Work after a kernel in the same stream begins `gap_ns` after the kernel's end; the process keeps the device
+//!   meanwhile. An event between the two is reached before the gap.
+//! * A collective kernel runs for its time once all members of its group have begun ([`crate::groups`]).
+//! * Work behind another stream's wait for a value in their hardware queue does not begin ([`crate::held`]).
+//! * A stream that waits for another stream, by an event or by the legacy stream's rule, keeps the process's time
+//!   slices as if it had work: measured on an H100, where another process then had 0.54 of the device. A stream that
+//!   waits for a value does not.
+//! * A wait for a value ends when its process has seen the value in its memory, not earlier. A write of a value ends at
+//!   once; its process stores the value when it notices that.
 
 use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
 
-/// The most by which a record after work is later than the work's end.
+/// Longest delay of a record after the end of the work before it, in nanoseconds.
 const DEAREST_LAUNCH_NS: u64 = 1_000;
 
 impl State {
@@ -34,8 +30,8 @@ impl State {
         while self.step(target) {}
     }
 
-    /// Advances the simulation to the next moment at which something may end, or to `target` if that comes first. Returns
-    /// whether it was such a moment: more may happen until `target`.
+    /// Advances the simulation to the next moment at which something may end, but at most to `target`. Returns whether
+    /// there was such a moment: more may happen until `target`.
     pub fn step(&mut self, target: u64) -> bool {
         if self.step_alive(target.min(self.next_gone)) {
             return true;
@@ -91,7 +87,7 @@ impl State {
         &mut self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize]
     }
 
-    /// Carries out everything that takes no time, and finds what each client would run.
+    /// Completes everything that takes no time, and chooses each client's next operation.
     fn settle(&mut self, devices: usize) {
         loop {
             let mut again = false;
@@ -103,7 +99,7 @@ impl State {
                     if client.dirty != 0 || client.wake <= self.now {
                         again |= self.settle_client(process, device);
                     }
-                    // A client that ran out of work has left the queue.
+                    // A client without work has left the queue.
                     if self.devices[device].queue[at] == process {
                         at += 1;
                     }
@@ -115,7 +111,7 @@ impl State {
         }
     }
 
-    /// True if an operation ended (others may have waited for it).
+    /// Returns whether an operation ended, for which others may have waited.
     fn settle_client(&mut self, process: u32, device: usize) -> bool {
         self.processes[process as usize].clients[device].dirty = 0;
         self.note_waiting(process, device);
@@ -174,15 +170,14 @@ impl State {
         true
     }
 
-    /// What follows in a stream begins `ns` later.
+    /// Delays a stream's further operations by `ns`.
     fn delay(&mut self, slot: u32, ns: u64) {
         let now = self.now;
         let stream = &mut self.streams[slot as usize];
         stream.open_at = stream.open_at.max(now) + ns;
     }
 
-    /// Whether the legacy stream's rule and the hardware queue let the operation `seq` at the head of
-    /// `slot` proceed.
+    /// Whether the legacy stream's rule and the hardware queue allow operation `seq` at the head of `slot`.
     fn in_turn(&self, slot: u32, seq: u64) -> bool {
         !self.held_back(slot, seq) && self.legacy_lets(slot, seq)
     }
@@ -194,7 +189,7 @@ impl State {
                 || !self.legacy_lets(slot, op.seq))
     }
 
-    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` proceed.
+    /// Whether the legacy stream's rule allows operation `seq` at the head of `slot`.
     fn legacy_lets(&self, slot: u32, seq: u64) -> bool {
         let stream = &self.streams[slot as usize];
         if stream.order == Order::NonBlocking as u32 {
@@ -220,14 +215,14 @@ impl State {
         true
     }
 
-    /// When the head of a stream (work or a record) can begin, as far as events are concerned.
+    /// Earliest time at which a stream's head (work or a record) can begin, considering only events.
     fn begins_at(&self, slot: u32, op: &Op) -> u64 {
         let stream = &self.streams[slot as usize];
         stream.open_at.max(if op.is_work() { stream.work_at } else { stream.settled_at })
     }
 
-    /// The stream whose head a client runs next, whether an event delays what it would run, and
-    /// when to choose again for that reason.
+    /// The stream whose head a client runs next, whether an event delays an operation that could run, and when to
+    /// choose again for that reason.
     fn choose(&self, process: u32, device: usize) -> (u32, bool, u64) {
         let mut running = NONE;
         let (mut best, mut rank) = (NONE, (i32::MAX, u64::MAX));
@@ -259,7 +254,7 @@ impl State {
         (if running == NONE { best } else { running }, held, wake)
     }
 
-    /// When a client of the device next has to choose again without another cause.
+    /// When a client of the device must next choose again without another cause.
     fn next_wake(&self, device: usize) -> u64 {
         let queue = &self.devices[device].queue[..self.devices[device].queued as usize];
         let clients = queue.iter().map(|&p| &self.processes[p as usize].clients[device]);
@@ -278,7 +273,7 @@ impl State {
         }
     }
 
-    /// Something of this process ended, so what it can run next has to be found again.
+    /// Something of this process ended: recompute its next operation.
     fn touch(&mut self, process: u32) {
         for client in &mut self.processes[process as usize].clients {
             if client.first != NONE {
@@ -294,7 +289,7 @@ impl State {
         self.processes[process as usize].clients[device].choice
     }
 
-    /// Whether a process has something to run, now or when an event allows it.
+    /// Whether a process has something to run, now or after an event's delay.
     fn wants(&self, device: usize, process: u32) -> bool {
         if process == NONE {
             return false;
@@ -303,7 +298,7 @@ impl State {
         client.choice != NONE || client.held != 0
     }
 
-    /// The next process after `current`, in turn, that has something to run.
+    /// The next process after `current`, in turn, with something to run.
     fn next_runnable(&self, device: usize, current: u32) -> u32 {
         let queue = &self.devices[device].queue[..self.devices[device].queued as usize];
         let start = queue.iter().position(|&p| p == current).map_or(0, |at| at + 1);
@@ -313,14 +308,14 @@ impl State {
             .unwrap_or(NONE)
     }
 
-    /// Decides which process has the device now.
+    /// Decides which process has the device.
     fn dispatch(&mut self, device: usize) {
         let now = self.now;
         let slice = self.config.slice_ns;
         let Device { current, mut slice_end, .. } = Device::of(self, device);
         if now > slice_end {
-            // No other process wanted the device, or this would have been called in time: the
-            // slices of the one that has it follow each other.
+            // No other process wanted the device, otherwise this would have been called in time: the current process's
+            // slices are consecutive.
             slice_end += (now - slice_end).div_ceil(slice) * slice;
             self.devices[device].slice_end = slice_end;
         }
@@ -350,7 +345,7 @@ impl State {
             return u64::MAX;
         }
         let choice = self.choice(device, current);
-        // What an event delays does not end before the client chooses again.
+        // A delayed operation does not end before the client chooses again.
         let left = self.head(choice).map_or(u64::MAX, |op| self.left(op));
         let end = self.now.max(ready_at).saturating_add(left);
         if slice_end < end && self.next_runnable(device, current) != NONE {
@@ -360,7 +355,7 @@ impl State {
         }
     }
 
-    /// A collective kernel that has got the device begins, which may be what others wait for.
+    /// Begins a collective kernel that has got the device; others may wait for that.
     fn begin(&mut self, device: usize) {
         let Device { current, ready_at, .. } = Device::of(self, device);
         let choice = self.choice(device, current);
@@ -369,10 +364,10 @@ impl State {
         }
     }
 
-    /// How long work that has the device will at least hold it.
+    /// Least time for which work on the device will still hold it.
     fn left(&self, op: &Op) -> u64 {
         match self.lacks_members(op) {
-            // Its beginning matters to others.
+            // Its beginning matters to other members.
             true if op.started == 0 => 0,
             true => u64::MAX,
             false => op.value,
@@ -401,7 +396,7 @@ impl State {
         }
     }
 
-    /// Ends what has no time left.
+    /// Ends the work whose time has passed.
     fn complete(&mut self, device: usize) {
         let Device { current, ready_at, .. } = Device::of(self, device);
         let choice = self.choice(device, current);

@@ -1,9 +1,8 @@
-//! The contents of blocks. Each is a file beside the node's own, which any process can map.
+//! Contents of shared blocks: each is a file beside the node's, which any process can map.
 //!
-//! A descriptor that hands a block over is an open file description of its own, of the same file for
-//! all blocks, as with the real driver. A lock on a byte of that file names its block. The
-//! descriptor may be copied any number of times, to any processes; the lock ends with the last copy.
-//! So the node knows when the block can no longer be opened in this way.
+//! An exported descriptor is an open file description of its own, of one file for all blocks, like with the real
+//! driver. A lock on a byte of that file identifies its block. The descriptor may be copied any number of times to any
+//! processes; the lock ends with the last copy. So the node knows when the block can no longer be opened this way.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,10 +14,10 @@ use crate::blocks::{Block, BlockId, Use};
 use crate::node::{Guard, Node, ofd_lock};
 use crate::queue::QueueError;
 
-/// Offset of the bytes that descriptors keep locked.
+/// Offset of the bytes that exported descriptors keep locked.
 const EXPORTS: u64 = 1 << 50;
 
-/// The byte that descriptors for a block keep locked.
+/// The byte that exported descriptors of a block keep locked.
 fn export_lock(id: BlockId) -> i64 {
     (EXPORTS | u64::from(id.slot) << 32 | u64::from(id.generation)) as i64
 }
@@ -40,8 +39,8 @@ impl Node {
         name.into()
     }
 
-    /// Makes a block of `length` bytes of zeroes. This process is charged for its memory already:
-    /// for `bytes`, directly or (`covered`) through something else.
+    /// Creates a block of `length` zero bytes. This process is already charged `bytes` for it, directly or (`covered`)
+    /// through another allocation.
     ///
     /// # Errors
     /// No slot, or the system's error for the file.
@@ -58,7 +57,7 @@ impl Node {
             .map_err(io::Error::other)?;
         let path = self.block_path(id);
         let made = (|| {
-            // A node that was deleted may have left one behind.
+            // A deleted node may have left the file behind.
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -69,16 +68,16 @@ impl Node {
             Ok((id, file))
         })();
         if made.is_err() {
-            // The process that was charged for the bytes stays charged.
+            // The process stays charged.
             self.lock().blocks[id.slot as usize].state = Use::Free as u32;
         }
         made
     }
 
-    /// Opens a block and makes this process a holder of it.
+    /// Opens a block, and adds this process to its holders.
     ///
     /// # Errors
-    /// [`QueueError::Gone`], also if its file cannot be opened.
+    /// [`QueueError::Gone`], also if the block's file cannot be opened.
     pub fn open_block(&self, process: u32, id: BlockId) -> Result<(Block, File), QueueError> {
         let held = self.lock_reaped().block(id).is_some_and(|block| block.holds(process));
         let block = self.lock().hold_block(process, id)?;
@@ -93,7 +92,7 @@ impl Node {
         }
     }
 
-    /// Undoes the making of a block. The process that is charged for its bytes stays charged.
+    /// Undoes the creation of a block. The process stays charged for its bytes.
     pub fn cancel_block(&self, id: BlockId) {
         let mut guard = self.lock();
         if guard.block(id).is_some() {
@@ -102,14 +101,14 @@ impl Node {
         }
     }
 
-    /// Lets go of a block.
+    /// Releases a block.
     pub fn release_block(&self, process: u32, id: BlockId) {
         let mut guard = self.lock();
         guard.release_block(process, id);
         sweep(&mut guard);
     }
 
-    /// Makes a descriptor that hands a block over.
+    /// Creates a descriptor that exports a block.
     ///
     /// # Errors
     /// The system's error for the file.
@@ -124,7 +123,7 @@ impl Node {
         Ok(file)
     }
 
-    /// The block for which a descriptor was made.
+    /// The block that a descriptor exports.
     #[must_use]
     pub fn exported_block(&self, file: &File) -> Option<BlockId> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
@@ -138,8 +137,7 @@ impl Node {
     }
 }
 
-/// Notes which descriptors are closed, ends the blocks that they held last, and deletes the files of
-/// those that are gone.
+/// Finds closed descriptors, ends blocks that only they held, and deletes the files of ended blocks.
 pub(crate) fn sweep(guard: &mut Guard<'_>) {
     let node = guard.node();
     for slot in 0..guard.block_mark {

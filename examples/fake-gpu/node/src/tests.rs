@@ -1,4 +1,4 @@
-//! The simulation's rules, with a virtual clock.
+//! The simulation's rules, in virtual time.
 
 use proptest::prelude::*;
 
@@ -142,10 +142,10 @@ fn a_wait_for_a_value_holds_its_stream_alone() {
     s.advance(60 * MS);
     assert!(!s.tell(a, held, true), "nothing waits there any more");
     s.advance(70 * MS);
-    // The device is handed back by the other process.
+    // The other process hands the device back.
     assert_eq!(s.event_state(after), Ok(EventState::Reached(61 * MS + 20_000)));
-    // A value that was there before the stream's turn causes no wait. A value that was there, and
-    // went away before the turn, causes one.
+    // A value that is there before the stream's turn causes no wait. A value that was there but disappeared before the
+    // turn causes one.
     s.push(a, kernel(MS)).unwrap();
     let kept = s.push(a, Op::value(true)).unwrap();
     s.push(a, kernel(MS)).unwrap();
@@ -209,7 +209,7 @@ fn events_can_cost() {
         Ok(EventState::Reached(time)) => time,
         other => panic!("{other:?}"),
     };
-    // The same on an idle stream and after work, with another process that wants the device.
+    // Equal on an idle stream and after work, with another process that wants the device.
     for round in 0..2 {
         if round == 1 {
             s.push(a, kernel(MS)).unwrap();
@@ -224,7 +224,7 @@ fn events_can_cost() {
         assert_eq!(time(&s, second) - time(&s, first), 1248);
         assert_eq!(time(&s, third) - time(&s, second), 50_000 + 2248);
     }
-    // A record waits for no device, and occupies none that another stream could use.
+    // A record does not wait for the device, and occupies none that another stream could use.
     s.push(b, kernel(MS)).unwrap();
     let (from, begun) = (s.now, reached(&mut s, p, a));
     s.push(a, kernel(MS)).unwrap();
@@ -246,7 +246,7 @@ fn kernels_can_have_a_gap_between_them() {
     }
     let end = reached(&mut s, p, a);
     s.advance(10 * MS);
-    // After the last kernel there is none to wait for a gap, and an event costs more than the gap.
+    // After the last kernel there is no gap, and an event costs more than the gap.
     assert_eq!(s.event_state(end), Ok(EventState::Reached(100 * 10_000 + 99 * 300 + 1000)));
 
     // An event between two kernels is reached before the gap ends.
@@ -282,7 +282,7 @@ fn two_dense_processes_are_sliced_fairly_with_a_loss() {
     assert!((total - 1000.0 * 2.0 / 2.2).abs() < 2.0, "{total}");
 }
 
-/// Measured on an H100. One that waits for a value costs nothing.
+/// Measured on an H100. A stream that waits for a value costs nothing.
 #[test]
 fn a_stream_that_waits_for_another_one_has_its_slices() {
     for (waits, most) in [(false, 1.0), (true, 0.6)] {
@@ -508,8 +508,8 @@ fn play(
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// It makes no difference when and how often the simulation is advanced. All work ends, and no
-    /// two kernels overlap: the last one ends no sooner than the sum of all.
+    /// When and how often the simulation is advanced does not matter. All work ends, and no two kernels overlap: the
+    /// last one ends no earlier than the sum of all.
     #[test]
     fn results_depend_on_the_clock_alone(
         steps in proptest::collection::vec(step(), 1..60),

@@ -1,8 +1,8 @@
-//! Utilisation as NVML reports it: in fixed periods of a sixth of a second.
+//! Utilization as NVML reports it: in fixed periods of a sixth of a second.
 
 use crate::layout::{SAMPLE_NS, SAMPLES, Sample, State};
 
-/// A process's utilisation in one period.
+/// A process's utilization in one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessSample {
     /// Process id.
@@ -41,13 +41,13 @@ impl State {
         add(&mut self.processes[process as usize].clients[device].samples, from, to);
     }
 
-    /// Nanoseconds for which work has held a device since the node was made.
+    /// Time in which work held a device since the node was created, in nanoseconds.
     #[must_use]
     pub fn worked_ns(&self, device: u32) -> u64 {
         self.devices[device as usize].worked_ns
     }
 
-    /// The same, of one living process's work; zero for any other.
+    /// Like [`State::worked_ns`], for one living process; 0 for any other.
     #[must_use]
     pub fn worked_ns_by(&self, device: u32, pid: u32) -> u64 {
         let mut of =
@@ -64,8 +64,7 @@ impl State {
         }
     }
 
-    /// The full periods after `since_ns` in which a process's kernels ran, oldest first. A process
-    /// that was idle has none.
+    /// The full periods after `since_ns` in which a process's kernels ran, oldest first. An idle process has none.
     #[must_use]
     pub fn process_samples(&self, device: u32, since_ns: u64) -> Vec<ProcessSample> {
         let current = self.now / SAMPLE_NS;

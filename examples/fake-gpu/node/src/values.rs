@@ -1,12 +1,12 @@
 //! Values in a process's own memory that its streams wait for or write.
 //!
-//! Only the process itself can access them, and a store is not a driver call. So the process looks
-//! at them whenever it takes the node's lock. In between, while there are any, a thread of the
-//! simulated driver looks ([`Node::watch_values`]). Other processes see whether a value was there
-//! at the last look. A value is written when its process sees that the stream has come to it.
+//! Only the process itself can access them, and a store is not a driver call. So the process checks the values whenever
+//! it takes the node's lock; in between, while there are any, a thread of the simulated driver checks them
+//! ([`Node::watch_values`]). Other processes see whether a value was there at the last check. A value is written when
+//! its process notices that the stream has reached the write.
 //!
-//! The thread finds a store within 50 us, or 100 us where nothing has changed for long. An H200 takes 8.4 us from a store until a kernel behind
-//! the wait has run.
+//! The thread finds a store within 50 us, or 100 us if nothing has changed for long. An H200 takes 8.4 us from a store
+//! until a kernel behind the wait has run.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -19,32 +19,31 @@ use crate::layout::{Op, State, StreamId};
 use crate::node::{Node, clock};
 use crate::queue::{LOOK_NS, QueueError};
 
-/// How often the thread looks while a stream waits. A look costs 3 to 5 us.
+/// Interval of the thread's checks while a stream waits, in nanoseconds. A check costs 3 to 5 us.
 const WATCH_NS: u64 = 45_000;
-/// How often it looks when nothing has changed for [`QUIET_NS`]: a twentieth of a core.
+/// The interval if nothing has changed for [`QUIET_NS`]: a twentieth of a core.
 const WATCH_QUIET_NS: u64 = 95_000;
-/// So long a stream may wait in a turn of another process.
+/// A stream may wait this long during another process's turn, in nanoseconds.
 const QUIET_NS: u64 = 20_000_000;
-/// The longest that it sleeps while a write is outstanding.
+/// Longest sleep while a write is outstanding, in nanoseconds.
 const LONGEST_NS: u64 = 20_000_000;
-/// At most so many rounds of writes and waits that they end are carried out at one time. The others
-/// follow at the next look.
+/// Most rounds of writes, and waits that they end, in one call. Further rounds follow at the next check.
 const MOST_ROUNDS: u32 = 1000;
 
-/// How a value is compared with another one ("Stream Memory Operations").
+/// Comparison of a value with the wanted one ("Stream Memory Operations").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// At least the other, on the circle of numbers of that width.
+    /// At least the wanted value, in cyclic order of that width.
     AtLeast,
-    /// The same.
+    /// Equal to the wanted value.
     Equal,
-    /// Has at least one of the other's bits.
+    /// Has at least one bit of the wanted value.
     And,
-    /// There is a bit that neither has.
+    /// Some bit is set in neither value.
     Nor,
 }
 
-/// A number of one of the two widths.
+/// A value of either width.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Word {
     /// 32 bits.
@@ -54,7 +53,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// Its size in bytes; its address is a multiple of that.
+    /// Size in bytes; addresses are multiples of it.
     #[must_use]
     pub fn size(self) -> u64 {
         match self {
@@ -65,7 +64,7 @@ impl Word {
 }
 
 impl Condition {
-    /// Whether `found` satisfies a stream that waits for `wanted`.
+    /// Whether `found` satisfies a wait for `wanted`.
     #[must_use]
     pub fn holds(self, found: u32, wanted: u32) -> bool {
         match self {
@@ -76,7 +75,7 @@ impl Condition {
         }
     }
 
-    /// The same for 64 bits.
+    /// Like [`Self::holds`], for 64 bits.
     #[must_use]
     pub fn holds_wide(self, found: u64, wanted: u64) -> bool {
         match self {
@@ -95,7 +94,7 @@ pub struct Value {
     pub address: u64,
     /// The value to compare with.
     pub wanted: Word,
-    /// How they are compared.
+    /// The comparison.
     pub condition: Condition,
 }
 
@@ -133,12 +132,12 @@ unsafe fn store(address: u64, value: Word) {
     }
 }
 
-/// What a stream does with a word of the process's memory.
+/// An operation on a word of the process's memory.
 #[derive(Clone, Copy)]
 enum Act {
     Wait {
         value: Value,
-        /// Whether the value was there at the last look, and what the node was told last.
+        /// Whether the value was there at the last check; `told`: what the node was last told.
         there: bool,
         told: bool,
     },
@@ -164,22 +163,22 @@ struct Pending {
     act: Act,
 }
 
-/// What the streams of this process wait for and are to write, in order of submission.
+/// The pending waits and writes of this process's streams, in order of submission.
 #[derive(Default)]
 pub(crate) struct Values {
     pending: Mutex<Vec<Pending>>,
-    /// Whether there are any: most programs have none.
+    /// Whether any is pending: most programs have none.
     any: AtomicBool,
-    /// Whether there is one that the thread has not seen.
+    /// Whether one was added that the thread has not seen.
     fresh: AtomicBool,
-    /// Whether the thread sleeps for long; then it is woken for one that is added.
+    /// Whether the thread sleeps long, and must be woken when one is added.
     rests: AtomicBool,
     more: Condvar,
-    /// The process ends.
+    /// Whether the process is ending.
     closed: AtomicBool,
 }
 
-/// The results of one look.
+/// The results of a check.
 pub(crate) struct Looked<'a> {
     pending: MutexGuard<'a, Vec<Pending>>,
     any: &'a AtomicBool,
@@ -191,7 +190,7 @@ impl Values {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at them all; `None` if there are none.
+    /// Checks all values; `None` if none is pending.
     pub(crate) fn look(&self) -> Option<Looked<'_>> {
         if !self.any.load(Relaxed) {
             return None;
@@ -214,7 +213,7 @@ impl Values {
         }
     }
 
-    /// Nothing is looked at or written any more, and the thread ends.
+    /// Stops checks and writes, and ends the thread.
     pub(crate) fn close(&self) {
         let mut pending = self.pending();
         self.closed.store(true, Relaxed);
@@ -235,8 +234,7 @@ impl Looked<'_> {
         }
     }
 
-    /// Tells the streams what has been found, and writes what they have come to. `false` if that
-    /// makes no difference to any.
+    /// Tells the streams the results, and writes the values that streams have reached. `false` if nothing changed.
     pub(crate) fn tell(&mut self, state: &mut State) -> bool {
         let mut changed = false;
         self.pending.retain_mut(|one| match &mut one.act {
@@ -301,19 +299,18 @@ impl Node {
         })
     }
 
-    /// For memory that goes away: it is not accessed any more. A stream that waits for a value
-    /// there goes on only if the value was there when the process last looked. What was to be
-    /// written there is not.
+    /// Stops access to memory that is about to be freed. A stream that waits for a value there continues only if the
+    /// value was there at the last check; pending writes are dropped.
     pub fn forget_values(&self, from: u64, to: u64) {
         self.values.pending().retain(|one| !(from..to).contains(&one.act.address()));
     }
 
-    /// Looks at the values for as long as the process is registered. For a thread of the driver: it
-    /// sleeps while there are none.
+    /// Checks the values while the process is registered, sleeping while none is pending. Runs in a thread of the
+    /// driver.
     pub fn watch_values(&self) {
         // SAFETY: sets how late this thread's sleeps may end; other threads keep theirs.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-        // When a write is due at the earliest, and when something last happened.
+        // When a write is due at the earliest, and when something last changed.
         let (mut due, mut news) = (0, 0);
         while let Some((waits, changed)) = self.glance() {
             let mut now = clock();
@@ -337,8 +334,8 @@ impl Node {
         }
     }
 
-    /// Sleeps until there is a value to look at. Whether a stream waits for one, and whether one
-    /// is different from what the node was told; `None` if the process ends.
+    /// Sleeps until a value is pending. Returns whether a stream waits for one, and whether one differs from what the
+    /// node was told; `None` if the process is ending.
     fn glance(&self) -> Option<(bool, bool)> {
         let mut pending = self.values.pending();
         while pending.is_empty() {
@@ -359,13 +356,13 @@ impl Node {
         Some((waits, changed))
     }
 
-    /// The least time until a stream comes to a write; `None` if a value has to change first.
+    /// Least time until a stream reaches a write; `None` if a value must change first.
     fn next_write(&self, state: &State) -> Option<u64> {
         let pending = self.values.pending();
         let mut seen: Vec<StreamId> = Vec::new();
         let mut least = None;
         for one in pending.iter().filter(|one| matches!(one.act, Act::Write { .. })) {
-            // The first write of each stream comes first.
+            // Only a stream's first write counts.
             if !seen.contains(&one.stream) {
                 seen.push(one.stream);
                 let due = state.due_in(one.stream, one.position);
@@ -401,7 +398,7 @@ mod tests {
             (Nor, 0, 1, true),
         ] {
             assert_eq!(condition.holds(found, wanted), expected, "{condition:?} {found} {wanted}");
-            // The same, seen through the upper half.
+            // The same comparison, in the upper half.
             let wide = |half: u32| u64::from(half) << 32;
             if condition != Nor {
                 let holds = condition.holds_wide(wide(found), wide(wanted));
