@@ -118,10 +118,12 @@ pub trait HookEngine {
     /// function. After [`HookEngine::enable`], the function's entry has to lead to its detour through nothing but
     /// jumps.
     ///
-    /// # Safety No thread may execute the function's first instructions until it is enabled or undone. Its detour must
+    /// # Safety
+    /// No thread may execute the function's first instructions until it is enabled or undone. Its detour must
     /// have the same signature and calling convention. No other thread may patch in the same page meanwhile.
     ///
-    /// # Errors [`HookError`] if the function's shape does not allow it; nothing has changed then.
+    /// # Errors
+    /// [`HookError`] if the function's shape does not allow it; nothing has changed then.
     unsafe fn prepare(
         &mut self,
         function: &Target,

@@ -17,7 +17,8 @@ impl Library {
     /// The library must have been relocated, and stay loaded during the call. `detour` must be a function of the same
     /// signature and calling convention.
     ///
-    /// # Errors [`HookError`] if the library does not import the function, or a place cannot be written. If there are
+    /// # Errors
+    /// [`HookError`] if the library does not import the function, or a place cannot be written. If there are
     /// several places, some may have changed then.
     pub unsafe fn redirect(
         &self,

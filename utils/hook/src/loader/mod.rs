@@ -156,7 +156,8 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
 /// Keeps a library loaded for the rest of the process, whatever the program closes. Waits for the loader's lock.
 /// `false`: the loader refuses.
 ///
-/// # Safety `handle` must be the handle of a [`Library`] that stays loaded during the call. Must not be called from a
+/// # Safety
+/// `handle` must be the handle of a [`Library`] that stays loaded during the call. Must not be called from a
 /// [`watch`] callback.
 #[must_use]
 pub unsafe fn keep(handle: *const c_void) -> bool {
