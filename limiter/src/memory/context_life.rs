@@ -233,7 +233,7 @@ fn too_small(device: &DeviceLedger, made: Made, bytes: u64) -> CuResult {
     };
     const MIB: u64 = 1 << 20;
     report::once(format_args!(
-        "device {}: {takes} {} MiB; {why} for it",
+        "device {}: {takes} {} MiB; {why}",
         device.uuid(),
         bytes.div_ceil(MIB),
     ));

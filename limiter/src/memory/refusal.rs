@@ -53,19 +53,17 @@ impl fmt::Display for Why {
         };
         match self {
             Self::Bound(refused) if refused.bound == MemoryBound::Limit => {
-                write!(
-                    f,
-                    "the memory limit of {limit} MiB, of which {used} MiB are in use, has no room"
-                )
+                write!(f, "the memory limit of {limit} MiB would be exceeded ({used} MiB in use)")
             }
             Self::Bound(_) => write!(
                 f,
-                "the part of the memory limit that may be on the device, {limit} MiB, of which {used} MiB are in use, has no room"
+                "the part of the memory limit that may be on the device, {limit} MiB, would be exceeded ({used} MiB in \
+                 use)"
             ),
             Self::Driver { .. } => write!(
                 f,
-                "the memory limit of {limit} MiB, of which {used} MiB are in use besides what the driver took by \
-                 itself, has no room"
+                "the memory limit of {limit} MiB would be exceeded ({used} MiB in use besides what the driver took by \
+                 itself)"
             ),
         }
     }

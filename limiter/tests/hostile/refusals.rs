@@ -38,7 +38,7 @@ impl Session {
 /// The one line about a refusal ends like this, and no line names another limit.
 #[track_caller]
 fn says(seen: &Outcome, wanted: &str) {
-    let about = |line: &&&str| line.contains("has no room");
+    let about = |line: &&&str| line.contains("would be exceeded");
     let lines = seen.complaints();
     let found: Vec<_> = lines.iter().filter(about).collect();
     assert!(!found.is_empty(), "{seen:#?}");
@@ -51,14 +51,14 @@ fn says(seen: &Outcome, wanted: &str) {
 fn contexts() {
     // A context takes 512 MiB.
     let seen = Session::new(1024, Some(256)).steps(&["used"]);
-    says(&seen, &format!("takes 512 MiB; {REAL}256 MiB, of which 0 MiB are in use, has no room"));
+    says(&seen, &format!("takes 512 MiB; {REAL}256 MiB, would be exceeded (0 MiB in use)"));
     let seen = Session::new(256, None).steps(&["used"]);
-    says(&seen, &format!("takes 512 MiB; {LIMIT}256 MiB, of which 0 MiB are in use, has no room"));
+    says(&seen, &format!("takes 512 MiB; {LIMIT}256 MiB would be exceeded (0 MiB in use)"));
     // The second one finds the first.
     for (limit, real, wanted) in [
-        (1000, None, format!("{LIMIT}1000 MiB, of which 512 MiB are in use")),
-        (2000, Some(600), format!("{REAL}600 MiB, of which 512 MiB are in use")),
-        (1000, Some(600), format!("{LIMIT}1000 MiB, of which 512 MiB are in use")),
+        (1000, None, format!("{LIMIT}1000 MiB would be exceeded (512 MiB in use")),
+        (2000, Some(600), format!("{REAL}600 MiB, would be exceeded (512 MiB in use")),
+        (1000, Some(600), format!("{LIMIT}1000 MiB would be exceeded (512 MiB in use")),
     ] {
         let session = Session::new(limit, real);
         let first = start(&mut session.command(&["sleep:4000"]));
@@ -78,7 +78,7 @@ fn a_context_that_fits_to_the_byte() {
         let session = Session::new(limit, real);
         for _ in 0..2 {
             let seen = session.steps(&["used"]).succeeded();
-            assert!(!seen.stderr.contains("has no room"), "{limit}, {real:?}: {seen:#?}");
+            assert!(!seen.stderr.contains("would be exceeded"), "{limit}, {real:?}: {seen:#?}");
         }
     }
 }
@@ -105,7 +105,7 @@ fn allocations() {
         // Too little on the device, and enough in all: only what cannot be on the host is refused.
         let seen = Session::new(2000, Some(600)).steps(&[step]).succeeded();
         if !places_on_host {
-            says(&seen, &format!("{REAL}600 MiB, of which 512 MiB are in use"));
+            says(&seen, &format!("{REAL}600 MiB, would be exceeded (512 MiB in use"));
             // Lines of the log have a level.
             let is_plain = |line: &&&str| line.starts_with("sluice: device");
             assert_eq!(seen.complaints().iter().filter(is_plain).count(), 1, "{seen:#?}");
@@ -113,7 +113,7 @@ fn allocations() {
         // Too little in all.
         for real in [None, Some(600)] {
             let seen = Session::new(700, real).steps(&[step]).succeeded();
-            says(&seen, &format!("{LIMIT}700 MiB, of which 512 MiB are in use"));
+            says(&seen, &format!("{LIMIT}700 MiB would be exceeded (512 MiB in use"));
         }
     }
 }
