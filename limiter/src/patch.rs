@@ -398,12 +398,14 @@ fn further_copy(kind: Library, library: &loader::Library) {
     let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());
     match kind {
         // The first copy does not know this copy's handles.
-        Library::Nvml => report::once(format_args!("{copy}: it shows the device, not the limits")),
+        Library::Nvml => report::once(format_args!(
+            "{copy}: its functions report the device instead of the limits"
+        )),
         Library::Cuda if config.is_some_and(|config| config.on_failure == OnFailure::Open) => {
-            report::once(format_args!("{copy}: calls into it are NOT limited"));
+            report::once(format_args!("{copy}: calls to it are NOT limited"));
         }
         Library::Cuda => {
-            report::once(format_args!("{copy}: calls into it go to the first, or fail"));
+            report::once(format_args!("{copy}: calls to it go to the first copy, or fail"));
             let found = patch_all(kind, library, false).found;
             for function in &found {
                 if let Err(error) = &function.outcome {

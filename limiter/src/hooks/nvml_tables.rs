@@ -96,7 +96,7 @@ fn look_at_questions(process: &'static Process) {
     }
     // SAFETY: it is being called, so it has been relocated and stays loaded. The detour has the C library's signature.
     if let Err(error) = unsafe { nvml.redirect(c"ioctl", ioctl as *const c_void, &IOCTL) } {
-        tracing::warn!("{error}; private functions of NVML list all processes");
+        tracing::warn!("{error}; private functions of NVML list the processes of all sessions");
     }
 }
 
@@ -122,7 +122,7 @@ unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void)
         };
         if panic::catch_unwind(AssertUnwindSafe(|| answered(control, ask))).is_err() {
             tracing::warn!(
-                "internal error while filtering a list of processes, which stays unfiltered"
+                "internal error while filtering NVML's list of processes; the list stays unfiltered"
             );
         }
         super::cancellation::allow_again(before);
@@ -139,7 +139,9 @@ fn answered(control: &mut Control, ask: impl FnOnce(&mut Control) -> bool) {
         Verdict::Limited(()) => match uuid_of(control, ask) {
             Some(uuid) => process.known_device(uuid),
             None => {
-                tracing::warn!("a list of processes names no device, and stays unfiltered");
+                tracing::warn!(
+                    "cannot find the device of NVML's list of processes; the list stays unfiltered"
+                );
                 Verdict::Free
             }
         },
@@ -171,7 +173,7 @@ fn uuid_of(control: &Control, ask: impl FnOnce(&mut Control) -> bool) -> Option<
 fn own_only(device: &Device, control: &Control) {
     // SAFETY: the kernel has read and written as much there.
     let Some(list) = (unsafe { list(control) }) else {
-        tracing::warn!("a list of processes has an unknown layout, and stays unfiltered");
+        tracing::warn!("NVML's list of processes has an unknown layout; the list stays unfiltered");
         return;
     };
     let members = seen::members(device.ledger);
