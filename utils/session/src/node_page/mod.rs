@@ -109,10 +109,10 @@ pub enum NodePageError {
         found: u32,
     },
     /// Not a page.
-    #[error("page of the node: wrong beginning, or truncated")]
+    #[error("page of the node: wrong magic number, or truncated")]
     NoPage,
     /// A file of another kind has the name.
-    #[error("page of the node: {0} is something else, and is left alone")]
+    #[error("page of the node: {0} exists and is not a page; expected a page or no file")]
     Taken(PathBuf),
     /// An unsupported version.
     #[error("page of the node: version {0}; expected {VERSION}")]
