@@ -1,5 +1,5 @@
-//! Clearance: near the limit, lets allocations skip the check if the session was charged as much at the last check.
-//! [`reconcile`](super::reconcile) grants clearances; [`reservation`](super::reservation) consults them.
+//! Clearance: near the limit, lets allocations skip the check if the last check passed with the session charged at
+//! least as much. [`reconcile`](super::reconcile) grants clearances; [`reservation`](super::reservation) consults them.
 //!
 //! A program that frees and allocates in a loop near the limit does not need more memory each time, and its own calls
 //! are accounted for. Only the driver itself can take more in the meantime. So a clearance ends at once after a call

@@ -68,7 +68,7 @@ impl DeviceMemory {
         self.contexts.owner(driver_calls::current_context())
     }
 
-    /// Records an allocation. If another one had the same handle, it is gone, and its bytes are released.
+    /// Records an allocation. An earlier allocation with this handle no longer exists, so its bytes are released.
     pub(super) fn remember(&self, handle: Handle, allocation: Allocation) {
         if let Some(gone) = self.tracker.insert(handle, allocation) {
             self.ledger.release(gone.kind, gone.bytes);

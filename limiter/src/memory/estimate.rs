@@ -6,7 +6,7 @@ const BOUNDS: u32 = 32;
 /// The result of one reconciliation, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sight {
-    /// Taken on the device for this process and charged to nobody.
+    /// Taken on the device for this process and not charged to any process.
     pub(super) bytes: u64,
     /// If not exact, `bytes` is a lower bound.
     pub(super) exact: bool,

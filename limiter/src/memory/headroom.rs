@@ -3,12 +3,12 @@
 //!
 //! The driver places code on the device when a kernel is first used, possibly long after it was given the image, and
 //! no call tells how much memory that takes. If allocations have used up the limit by then, the session exceeds it.
-//! So the bytes of images are counted, and as much is kept free as may yet be placed. Memory that the driver takes
-//! (kind `driver`, as NVML shows it) uses up the headroom.
+//! So the limiter counts the bytes of images, and keeps memory free for those that are not on the device yet. Memory
+//! that the driver takes (kind `driver`, as NVML shows it) uses up the headroom.
 //!
 //! An image counts with all its architectures, though at most one of them will be placed. The surplus is for later
-//! images, which programs tend to load when their memory is full. The headroom is a small part of the limit all the
-//! same, and the processes of a session share it.
+//! images, which programs tend to load when their memory is full. The headroom is still a small part of the limit, and
+//! the processes of a session share it.
 
 use super::device::DeviceMemory;
 use core::sync::atomic::Ordering::Relaxed;

@@ -7,7 +7,7 @@
 //! own. The process that is charged for the memory holds another byte exclusively. When that process has ended, one of
 //! the importers takes over this byte and is charged from then on.
 //!
-//! The file is `/dev/nvidiactl`, of which the exported descriptors are, or `/dev/null` for IPC handles, which have no
+//! The file is `/dev/nvidiactl`, to which exported descriptors refer, or `/dev/null` for IPC handles, which have no
 //! descriptor.
 
 use core::ffi::c_int;

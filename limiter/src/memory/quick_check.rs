@@ -1,5 +1,5 @@
-//! A cheap check before an allocation near the limit, with `cuMemGetInfo`: does the device have as much free memory as
-//! at the last reconciliation, minus this process's charges since then?
+//! A cheap check before an allocation near the limit, with `cuMemGetInfo`: whether the device has at least as much free
+//! memory as at the last reconciliation, minus this process's charges since then.
 //!
 //! If less is free, the driver has taken memory by itself, for some process. Memory that other processes have freed can
 //! hide such growth. So more free memory than expected proves nothing, and a reconciliation is a valid reference only
