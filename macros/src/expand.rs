@@ -177,7 +177,7 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
         #[allow(non_snake_case)]
         #[unsafe(naked)]
         unsafe extern "C" fn #entry() {
-            // The same: eight argument registers, and the way back, which is in registers, too.
+            // As above, with eight argument registers; the return address is in a register, too.
             ::core::arch::naked_asm!(
                 ".p2align 6",
                 ".cfi_startproc",
