@@ -136,7 +136,7 @@ unsafe fn two_detours(make: Make) -> Result<Outcome, Failure> {
 unsafe fn loaded_again(make: Make) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::Patched;
     let mut place = 7 << 41;
-    // The same code again, and other code.
+    // Load identical code again, then different code.
     for (code, added) in [(PLAIN, 5), (PLAIN, 5), (OTHER, 8), (PLAIN, 5)] {
         let address = map(code, place)?;
         if place != 7 << 41 && address as usize != place {

@@ -70,8 +70,8 @@ impl Drop for CodeMemory {
     fn drop(&mut self) {
         for block in self.0.iter().filter(|block| block.writable) {
             let start = block.range.start as *mut c_void;
-            // SAFETY: a mapping of this module's own, whose code is complete. If the kernel
-            // refuses, it stays writable, and works all the same.
+            // SAFETY: a mapping of this module's own, whose code is complete. If the kernel refuses, the code stays
+            // writable and still works.
             unsafe { libc::mprotect(start, BLOCK, CODE) };
         }
     }
@@ -202,7 +202,7 @@ mod tests {
         let below = memory.near(taken.range.start, &mut Mappings::default()).unwrap();
         let distance = taken.range.start - below.range.start;
         assert!(distance >= BLOCK && distance <= REACH / PARTS_BELOW[5], "{distance:x}");
-        // If that one is taken, the next one after it is used, and so on until none is left.
+        // If a place is taken, the next one in `PARTS_BELOW` is used, until none is free.
         let mut further = CodeMemory::default();
         let places = core::iter::from_fn(|| Block::map_below(taken.range.start, CODE));
         further.0.extend(places);

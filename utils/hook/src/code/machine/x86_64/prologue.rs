@@ -69,7 +69,7 @@ impl Prologue {
         0
     }
 
-    /// Code that a jump at `from` has to lead to, if it cannot reach `detour` itself.
+    /// Code to which a jump at `from` has to lead, if it cannot reach `detour` itself.
     pub(crate) fn relay(&self, from: usize, detour: usize) -> Option<Vec<u8>> {
         jump::near(from, detour).is_none().then(|| jump::far(detour).to_vec())
     }
