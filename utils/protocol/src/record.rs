@@ -1,81 +1,81 @@
-//! A recording: what was seen of a node, moment by moment. `sluice record` and `sluice top --record` write it, a line
-//! of JSON for each moment; `sluice top --json` prints one. `sluice plot` and `sluice top --replay` read it.
+//! The format of recordings: one JSON line per sample of a node. `sluice record` and `sluice top --record` write
+//! recordings, `sluice top --json` prints one line, and `sluice plot` and `sluice top --replay` read recordings.
 //!
-//! Each line is whole by itself: recordings may be cut and joined at the ends of lines.
+//! Each line stands by itself, so recordings may be cut and joined at line ends.
 
 use limits::GpuId;
 use serde::{Deserialize, Serialize};
 
 use crate::sessions::StatusReport;
 
-/// Version of this format. A reader understands its own and earlier ones.
+/// Version of this format. A reader understands its own and earlier versions.
 pub const VERSION: u32 = 1;
 
-/// What was seen at one moment: a line of a recording.
+/// A sample: one line of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sample {
-    /// [`VERSION`] of the writer.
+    /// Version of the format.
     pub version: u32,
-    /// When, in microseconds since 1970 (UTC), by the node's calendar.
+    /// Time of the sample in microseconds since 1970 (UTC), by the node's wall clock.
     pub at_us: u64,
-    /// When, in microseconds, on a clock that never jumps. Only differences mean something.
+    /// Time of the sample in microseconds on a monotonic clock. Only differences are meaningful.
     pub clock_us: u64,
     /// The node's devices.
     pub devices: Vec<DeviceSample>,
     /// The sessions.
     #[serde(flatten)]
     pub status: StatusReport,
-    /// How many sessions the daemon knows that this user may not see.
+    /// Number of sessions known to the daemon that this user may not see.
     #[serde(default)]
     pub others: u64,
-    /// Whether a daemon told of its sessions.
+    /// Whether the daemon reported its sessions.
     #[serde(default)]
     pub daemon: bool,
-    /// What could not be looked at, and why.
+    /// What could not be read, and why.
     #[serde(default)]
     pub notices: Vec<String>,
 }
 
-/// What a device showed. What is not known is `None`.
+/// Figures of a device; `None`: unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceSample {
-    /// The device.
+    /// The device's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
-    /// Who told.
+    /// Source of the figures.
     pub source: FigureSource,
-    /// Its index in `nvidia-smi`.
+    /// Index in `nvidia-smi`.
     pub index: Option<u32>,
     /// The product's name.
     pub name: Option<String>,
-    /// What is wrong with it, so that no leases are granted.
+    /// The fault because of which no leases are granted.
     pub trouble: Option<String>,
-    /// Processes on it that no session knows.
+    /// Number of processes on the device outside any session.
     pub unknown_processes: u64,
-    /// All of its memory, in bytes.
+    /// Total memory, in bytes.
     pub memory_total_bytes: Option<u64>,
-    /// What is in use of it, in bytes, as `nvidia-smi` has it. From the page of the node: what is not free.
+    /// Memory in use, in bytes, as in `nvidia-smi`; from the node's page: all memory that is not free.
     pub memory_used_bytes: Option<u64>,
-    /// Part of the time in which a kernel ran, in percent.
+    /// Time in which a kernel ran, in percent.
     pub sm_percent: Option<u32>,
-    /// Part of the time in which its memory was read or written, in percent.
+    /// Time in which device memory was read or written, in percent.
     pub memory_percent: Option<u32>,
-    /// What it draws, in milliwatts.
+    /// Power draw, in milliwatts.
     pub power_mw: Option<u32>,
-    /// What it may draw, in milliwatts.
+    /// Power limit, in milliwatts.
     pub power_limit_mw: Option<u32>,
     /// Temperature of the chip, in degrees Celsius.
     pub temperature_c: Option<u32>,
     /// Clock of the multiprocessors, in MHz.
     pub sm_clock_mhz: Option<u32>,
-    /// What keeps it from running faster, in the words of the daemon's API.
+    /// Reasons for reduced clocks, named as in the daemon's API.
     pub throttled_by: Vec<String>,
 }
 
 impl DeviceSample {
-    /// A device of which nothing is known.
+    /// A device without figures.
     #[must_use]
     pub const fn unknown(uuid: GpuId, source: FigureSource) -> Self {
         Self {
@@ -98,17 +98,17 @@ impl DeviceSample {
     }
 }
 
-/// Who told a device's figures.
+/// Source of a device's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FigureSource {
-    /// The daemon, by its API.
+    /// The daemon's API.
     Daemon,
-    /// The page of the node, which the daemon writes.
+    /// The node's page, written by the daemon.
     NodePage,
-    /// The driver: it exists. Figures need a daemon.
+    /// The driver, which only lists the device. Figures need a daemon.
     Driver,
-    /// A session that uses it.
+    /// A session that uses the device.
     Session,
 }

@@ -1,4 +1,5 @@
-//! What `sluice limit`, `hooks`, `explain` and `doctor` print with `--json`. [`crate::sessions`] has that of `status`.
+//! The output of `sluice limit`, `hooks`, `explain` and `doctor` with `--json`; that of `status` is in
+//! [`crate::sessions`].
 
 use std::collections::BTreeMap;
 
@@ -11,13 +12,13 @@ use crate::sessions::ComputeReport;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LimitReport {
-    /// The session.
+    /// The session's name.
     pub session: String,
-    /// The user it belongs to.
+    /// The session's user id.
     pub uid: u32,
-    /// Whether each of its processes goes by the change.
+    /// Whether all processes of the session have applied the change.
     pub taken_by_all: bool,
-    /// The devices that were to be changed.
+    /// The devices whose limits were to be changed.
     pub devices: Vec<ChangedDevice>,
 }
 
@@ -25,16 +26,16 @@ pub struct LimitReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChangedDevice {
-    /// The device.
+    /// The device's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
     /// The limits before.
     pub before: LimitsReport,
-    /// The limits from now on.
+    /// The limits after the change.
     pub after: LimitsReport,
-    /// What its processes have, in bytes.
+    /// Memory in use by the session's processes, in bytes.
     pub used: u64,
-    /// Its processes, and whether they go by the change.
+    /// The session's processes, and whether they have applied the change.
     pub processes: Vec<TookChange>,
 }
 
@@ -44,18 +45,18 @@ pub struct ChangedDevice {
 pub struct LimitsReport {
     /// Memory in bytes; `None`: no limit.
     pub memory: Option<u64>,
-    /// The part of it that may be on the device, if that is less.
+    /// The part of the memory limit that may be on the device, if less, in bytes.
     pub memory_real: Option<u64>,
-    /// How the share is meant.
+    /// The meaning of the share.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Policy"))]
     pub policy: Policy,
-    /// The share in millionths; without meaning under policy `none`.
+    /// The share in millionths; meaningless under policy `none`.
     pub share_ppm: u32,
-    /// The ceiling under policy `balance`.
+    /// The burst limit under policy `balance`, in millionths.
     pub soft_ppm: Option<u32>,
-    /// Its part of spare time, in relation to other sessions'.
+    /// Weight for dividing idle time among sessions.
     pub weight: u32,
-    /// Whether others come first.
+    /// Whether sessions of high priority come first.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Priority"))]
     pub priority: Priority,
 }
@@ -75,15 +76,15 @@ impl From<&Limits> for LimitsReport {
     }
 }
 
-/// Whether a process goes by a change.
+/// Whether a process has applied a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TookChange {
-    /// Its id in its own namespace.
+    /// Process id in the process's own pid namespace.
     pub pid: u32,
-    /// Its id on the host, if it is known.
+    /// Process id on the host, if known.
     pub host_pid: Option<u32>,
-    /// Whether it has said so.
+    /// Whether the process has reported that it has applied the change.
     pub taken: bool,
 }
 
@@ -94,13 +95,13 @@ pub struct HooksReport {
     /// The hook engine that patched each library, by the library's name.
     #[serde(default)]
     pub engines: BTreeMap<String, String>,
-    /// Functions that are patched.
+    /// Number of patched functions.
     pub patched: usize,
-    /// Functions that this driver does not have.
+    /// Number of functions that this driver does not have.
     pub absent: usize,
-    /// Functions that exist and could not be patched.
+    /// Number of functions that exist and could not be patched.
     pub failed: usize,
-    /// All of them.
+    /// All functions.
     pub functions: Vec<HookedFunction>,
 }
 
@@ -110,24 +111,24 @@ pub struct HooksReport {
 pub struct HookedFunction {
     /// The library that exports it.
     pub library: String,
-    /// Its symbol.
+    /// The function's symbol.
     pub symbol: String,
-    /// What became of it.
+    /// Whether the function is patched.
     pub state: HookWord,
-    /// `failed`: why.
+    /// Reason if `failed`.
     pub reason: Option<String>,
 }
 
-/// What became of a function.
+/// Whether a function is patched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum HookWord {
-    /// It is patched.
+    /// The function is patched.
     Patched,
-    /// This driver does not have it.
+    /// This driver does not have the function.
     Absent,
-    /// It exists and could not be patched.
+    /// The function exists and could not be patched.
     Failed,
 }
 
@@ -135,40 +136,40 @@ pub enum HookWord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorReport {
-    /// Whether nothing is broken, and all could be judged.
+    /// Whether nothing is broken and everything could be judged.
     pub healthy: bool,
-    /// What was looked at, in order.
+    /// The findings, in order of the checks.
     pub findings: Vec<Finding>,
 }
 
-/// What was found of one part.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
-    /// What was looked at.
+    /// The check.
     pub check: String,
-    /// Whether it is as it should be.
+    /// The severity.
     pub state: FindingState,
     /// What was found.
     pub found: String,
-    /// The command that mends it, if it is not as it should be.
+    /// The command that fixes the problem, if there is one.
     pub mend: Option<String>,
 }
 
-/// Whether something is as it should be.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FindingState {
-    /// It is.
+    /// As it should be.
     Ok,
-    /// Sluice works without it, or with less.
+    /// Sluice works, possibly with less function.
     Note,
     /// Limits do not hold, or nothing runs.
     Broken,
-    /// It could not be looked at, because of what is broken before.
+    /// Not checked, because an earlier finding is broken.
     Skipped,
-    /// It could not be judged, because other programs use the GPU.
+    /// Not judged, because other programs use the GPU.
     Busy,
 }
 
@@ -176,29 +177,29 @@ pub enum FindingState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExplainReport {
-    /// The process that was asked about, if it was one.
+    /// The process that was asked about, if any.
     pub process: Option<ExplainedProcess>,
-    /// The session, if there is one.
+    /// The session's name, if there is a session.
     pub session: Option<String>,
-    /// The user it belongs to.
+    /// The session's user id.
     pub uid: Option<u32>,
-    /// Its devices.
+    /// The session's devices.
     pub devices: Vec<ExplainedDevice>,
-    /// What was found out, most important first.
+    /// The reasons, most important first.
     pub reasons: Vec<Explanation>,
 }
 
-/// A process that was asked about.
+/// The process that was asked about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExplainedProcess {
-    /// Its id here.
+    /// Process id in this pid namespace.
     pub pid: u32,
-    /// Its name.
+    /// The process's name.
     pub name: Option<String>,
-    /// Whether the limiter is in it. `None`: its memory may not be looked at.
+    /// Whether the limiter is loaded in the process. `None`: its memory cannot be read.
     pub preloaded: Option<bool>,
-    /// Whether the CUDA driver is in it.
+    /// Whether the CUDA driver is loaded in the process.
     pub uses_cuda: Option<bool>,
 }
 
@@ -206,40 +207,40 @@ pub struct ExplainedProcess {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExplainedDevice {
-    /// The device.
+    /// The device's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
-    /// What it has in use, in bytes.
+    /// Memory in use, in bytes.
     pub used: u64,
-    /// Its limit, in bytes.
+    /// Memory limit, in bytes.
     pub limit: Option<u64>,
-    /// Its time.
+    /// The compute share and its use.
     pub compute: ComputeReport,
-    /// Allocations that were refused.
+    /// Number of refused allocations.
     pub refusals: u64,
-    /// What the last of them asked for, in bytes.
+    /// Size of the latest refused allocation, in bytes.
     pub refused_bytes: Option<u64>,
-    /// How long ago that was, in microseconds.
+    /// How long ago the latest allocation was refused, in microseconds.
     pub refused_ago_us: Option<u64>,
-    /// Processes that wait for a lease.
+    /// Number of processes waiting for a lease.
     pub waiting: usize,
-    /// Processes that hold one.
+    /// Number of processes holding a lease.
     pub holding: usize,
-    /// Guaranteed time that it may still use, in microseconds; negative: it owes time. `None`: not known.
+    /// Guaranteed time left, in microseconds; negative: the session owes time. `None`: unknown.
     pub balance_us: Option<i64>,
-    /// Sessions of the device that ask for it beside this one, as the daemon counts them.
+    /// Number of other sessions waiting for the device, according to the daemon.
     pub others_asking: Option<u64>,
 }
 
-/// A reason, and what would change it.
+/// A reason, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Explanation {
-    /// What kind of reason it is.
+    /// Kind of the reason.
     pub code: ReasonWord,
-    /// The reason, with the numbers.
+    /// The reason, with figures.
     pub text: String,
-    /// What would change it.
+    /// What would help.
     pub remedy: Option<String>,
 }
 
@@ -248,9 +249,9 @@ pub struct Explanation {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReasonWord {
-    /// The limiter is not in the process.
+    /// The limiter is not loaded in the process.
     NotPreloaded,
-    /// Whether it is cannot be seen.
+    /// It is unknown whether the limiter is loaded.
     Unseen,
     /// The process is in no session, or uses no GPU.
     NoSession,
@@ -258,18 +259,18 @@ pub enum ReasonWord {
     NotUsedYet,
     /// The session is frozen.
     Frozen,
-    /// The memory limit is used up, or nearly.
+    /// The memory limit is used up, or almost.
     Memory,
-    /// It has used its share, and waits for more.
+    /// The session has used its share and waits for more.
     ShareUsed,
-    /// It owes time for work that took longer than its lease.
+    /// The session owes time for work that took longer than its lease.
     Debt,
-    /// Others use the device.
+    /// Other sessions use the device.
     Others,
-    /// No daemon hands out what others leave.
+    /// Without a daemon, no idle time is granted.
     NoDaemon,
-    /// It waits, and why is not known.
+    /// The session waits for an unknown reason.
     Waits,
-    /// Nothing stands in its way.
+    /// Nothing holds the session up.
     Free,
 }

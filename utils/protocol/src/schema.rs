@@ -1,4 +1,4 @@
-//! JSON schemas of what `sluice` prints with `--json` and records. Words of other crates are described here.
+//! JSON schemas of what `sluice` prints with `--json` and records. Enums of other crates are described here.
 
 use schemars::{JsonSchema, Schema, schema_for};
 
@@ -9,7 +9,7 @@ use crate::sessions::StatusReport;
 #[derive(JsonSchema)]
 #[schemars(rename_all = "lowercase")]
 #[allow(dead_code, reason = "it is only described")]
-/// How a share is meant: never more; guaranteed, and idle time on top; not enforced.
+/// The meaning of a share: `fixed`, never more; `balance`, guaranteed plus idle time; `none`, no compute limit.
 pub(crate) enum Policy {
     Fixed,
     Balance,
@@ -19,7 +19,7 @@ pub(crate) enum Policy {
 #[derive(JsonSchema)]
 #[schemars(rename_all = "lowercase")]
 #[allow(dead_code, reason = "it is only described")]
-/// Whether others come first.
+/// Whether a session gives way to others: `low` runs when no session of `high` priority wants the device.
 pub(crate) enum Priority {
     High,
     Low,

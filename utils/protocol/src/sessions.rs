@@ -1,22 +1,22 @@
-//! What the sessions of a node have and use: the output of `sluice status --json`.
+//! The output of `sluice status --json`: the sessions of a node, their limits and use.
 
 use std::path::PathBuf;
 
 use limits::{GpuId, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
-/// The whole output.
+/// The output of `sluice status --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatusReport {
     /// The sessions.
     pub sessions: Vec<SessionReport>,
-    /// Pages that are not valid.
+    /// Invalid session pages.
     pub damaged: Vec<DamagedPage>,
-    /// Sessions whose pages cannot be seen from here, as those in containers. The node's daemon tells of them.
+    /// Sessions whose pages are not visible from here, such as those in containers; reported by the node's daemon.
     #[serde(default)]
     pub elsewhere: Vec<ElsewhereReport>,
-    /// The node's GPUs, as its daemon observes them. Without a daemon there are none.
+    /// The node's GPUs, as observed by its daemon; empty without a daemon.
     #[serde(default)]
     pub gpus: Vec<GpuReport>,
     /// GPUs on which the sessions' shares add up to more than 100 %.
@@ -28,12 +28,12 @@ pub struct StatusReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OvercommittedGpu {
-    /// Its UUID.
+    /// The GPU's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
     /// The sum of the shares, in millionths.
     pub shares_ppm: u64,
-    /// The same in words, as `sluice status` prints it.
+    /// The sum in words, as `sluice status` prints it.
     pub notice: String,
 }
 
@@ -41,58 +41,58 @@ pub struct OvercommittedGpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GpuReport {
-    /// Its UUID.
+    /// The GPU's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
-    /// Its index in `nvidia-smi`, if it is known.
+    /// Index in `nvidia-smi`, if known.
     pub index: Option<u32>,
-    /// `healthy`, `unhealthy`, or `unknown`: it is not observed.
+    /// `healthy`, `unhealthy`, or `unknown` if the GPU is not observed.
     pub health: String,
-    /// What is known against it.
+    /// The GPU's faults.
     pub unhealthy: Option<String>,
-    /// Why no lease is granted on it: `unhealthy` or `unknown_process`.
+    /// Why no lease is granted on the GPU: `unhealthy` or `unknown_process`.
     pub withheld: Option<String>,
-    /// Whether it is out of service for new pods.
+    /// Whether the GPU is out of service for new pods.
     #[serde(default)]
     pub cordoned: bool,
-    /// How many processes use it that no session knows.
+    /// Number of processes on the GPU outside any session.
     pub unknown_processes: u64,
 }
 
-/// A session whose pages cannot be seen from here.
+/// A session whose pages are not visible from here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ElsewhereReport {
-    /// Its name.
+    /// The session's name.
     pub session: String,
-    /// The user it belongs to.
+    /// The session's user id.
     pub uid: u32,
-    /// The user's name, if there is one here.
+    /// The user's name, if it exists here.
     pub user: Option<String>,
-    /// Its container.
+    /// The session's container.
     pub container: Option<ContainerReport>,
-    /// The UID of its pod.
+    /// UID of the session's pod.
     pub pod: Option<String>,
-    /// Whether it is kept from its devices.
+    /// Whether the session is frozen.
     pub frozen: bool,
-    /// The processes that the daemon serves, by their ids there.
+    /// Ids of the session's processes that the daemon serves, in the daemon's pid namespace.
     pub pids: Vec<i32>,
-    /// The devices on which it has a compute share, or memory that the daemon sees.
+    /// Devices with a compute share of the session, or with memory of it that the daemon sees.
     pub devices: Vec<ElsewhereDevice>,
 }
 
-/// A session on a device, as the daemon knows it.
+/// A session on a device, according to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ElsewhereDevice {
-    /// The device.
+    /// The device's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
-    /// Its index in `nvidia-smi`, if it is known here.
+    /// Index in `nvidia-smi`, if known here.
     pub index: Option<u32>,
-    /// Its time.
+    /// The compute share and its use.
     pub compute: ComputeReport,
-    /// Its memory, if the daemon sees its pages. Some seconds old.
+    /// The memory limit and use, if the daemon sees the session's pages; some seconds old.
     #[serde(default)]
     pub memory: Option<MemoryReport>,
 }
@@ -103,53 +103,53 @@ pub struct ElsewhereDevice {
 pub struct ContainerReport {
     /// `docker`, `containerd`, `cri-o`, `podman`, or `unnamed`.
     pub runtime: String,
-    /// Its id.
+    /// The container's id.
     pub id: String,
-    /// Its name, where the runtime's files tell it to this user.
+    /// The container's name, if this user can read the runtime's files.
     pub name: Option<String>,
 }
 
-/// A page that is not valid, or of another version.
+/// A session page that is invalid or has another version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DamagedPage {
-    /// The session that it belongs to.
+    /// The session's name.
     pub session: String,
-    /// The file.
+    /// Path of the page.
     pub page: PathBuf,
-    /// What is wrong with it.
+    /// What is wrong with the page.
     pub problem: String,
 }
 
-/// One session.
+/// A session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionReport {
-    /// Its name.
+    /// The session's name.
     pub session: String,
-    /// The name that it was given by `sluice run --name`.
+    /// The name given by `sluice run --name`.
     #[serde(default)]
     pub name: Option<String>,
-    /// The user it belongs to.
+    /// The session's user id.
     pub uid: u32,
-    /// The user's name, if there is one here.
+    /// The user's name, if it exists here.
     #[serde(default)]
     pub user: Option<String>,
-    /// Its container, as the node's daemon knows it.
+    /// The session's container, according to the node's daemon.
     #[serde(default)]
     pub container: Option<ContainerReport>,
-    /// The UID of its pod, as the node's daemon knows it.
+    /// UID of the session's pod, according to the node's daemon.
     #[serde(default)]
     pub pod: Option<String>,
-    /// What `sluice run` was told to run, or the name of a process.
+    /// The command that `sluice run` started, or the name of a process.
     #[serde(default)]
     pub command: Option<String>,
-    /// Whether the node's daemon keeps it from its devices.
+    /// Whether the session is frozen.
     #[serde(default)]
     pub frozen: bool,
-    /// Its directory.
+    /// The session's directory.
     pub directory: PathBuf,
-    /// The devices that it has used.
+    /// The devices that the session has used.
     pub devices: Vec<DeviceReport>,
 }
 
@@ -157,25 +157,25 @@ pub struct SessionReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceReport {
-    /// The device.
+    /// The device's UUID.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
-    /// Its index in `nvidia-smi`, if it is known here.
+    /// Index in `nvidia-smi`, if known here.
     #[serde(default)]
     pub index: Option<u32>,
-    /// Its memory.
+    /// The memory limit and use.
     pub memory: MemoryReport,
-    /// Its time.
+    /// The compute share and its use.
     pub compute: ComputeReport,
-    /// How long ago its first process came, in microseconds.
+    /// Time since the session first used the device, in microseconds.
     #[serde(default)]
     pub age_us: Option<u64>,
-    /// Allocations that were refused.
+    /// Number of refused allocations.
     #[serde(default)]
     pub refusals: u64,
-    /// Its processes.
+    /// The session's processes on the device.
     pub processes: Vec<ProcessReport>,
-    /// How many of these may have ended: that could not be told, or not in time.
+    /// Number of these processes that may have ended, which could not be determined in time.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unknown: usize,
 }
@@ -191,30 +191,30 @@ const fn is_zero(number: &usize) -> bool {
 pub struct MemoryReport {
     /// The limit; `None`: no limit.
     pub limit: Option<u64>,
-    /// The part of it that may be on the device, if that is less.
+    /// The part of the limit that may be on the device, if less.
     pub real: Option<u64>,
-    /// What its living processes have.
+    /// Memory in use by living processes.
     pub used: u64,
-    /// The most that has been in use.
+    /// Highest use so far.
     #[serde(default)]
     pub peak: u64,
     /// The part of `used` that is on the device.
     pub on_device: u64,
     /// `used` by kind.
     pub by_kind: ByKind,
-    /// What is left of the limit.
+    /// Remaining memory within the limit.
     pub left: Option<u64>,
-    /// How much more than the limit is in use.
+    /// Use above the limit.
     pub over: u64,
-    /// Whether every allocation fails until less is in use.
+    /// Whether all allocations fail until use decreases.
     pub growth_refused: bool,
 }
 
-/// Bytes by what they are used for.
+/// Memory by kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ByKind {
-    /// Linear memory and the virtual memory API.
+    /// Linear memory and memory of the virtual memory API.
     pub data: u64,
     /// Contexts.
     pub context: u64,
@@ -224,46 +224,47 @@ pub struct ByKind {
     pub graph: u64,
     /// Arrays.
     pub array: u64,
-    /// Placed on the host.
+    /// Overcommitted memory, placed on the host.
     #[serde(alias = "oversubscribed")]
     pub overcommitted: u64,
-    /// Taken by the driver without a call that says so.
+    /// Memory that the driver took without an allocating call.
     pub driver: u64,
-    /// Kept free for code that the driver has yet to place.
+    /// Memory kept free for code that the driver has yet to load.
     #[serde(default)]
     pub headroom: u64,
 }
 
-/// Time of a session on one device.
+/// Compute share of a session on one device, and its use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ComputeReport {
-    /// How the share is meant.
+    /// The meaning of the share.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Policy"))]
     pub policy: Policy,
-    /// The share in millionths; without meaning under policy `none`.
+    /// The share in millionths; meaningless under policy `none`.
     pub share_ppm: u32,
-    /// The ceiling under policy `balance`.
+    /// The burst limit under policy `balance`, in millionths.
     pub soft_ppm: Option<u32>,
-    /// Its part of spare time, in relation to other sessions'.
+    /// Weight for dividing idle time among sessions.
     pub weight: u32,
-    /// Whether others come first.
+    /// Whether sessions of high priority come first.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Priority"))]
     pub priority: Priority,
-    /// The mean utilization of those of its processes for which it is known.
+    /// Mean utilization of the session's processes, in millionths, as far as known.
     #[serde(default)]
     pub density_ppm: Option<u32>,
-    /// The share of the device's time that it got in the last ten seconds, or since its first use, in millionths.
+    /// Fraction of the device's time that the session used in the last ten seconds, or since its first use, in
+    /// millionths.
     #[serde(default)]
     pub recent_ppm: Option<u32>,
-    /// The same since its first use.
+    /// Fraction of the device's time that the session used since its first use, in millionths.
     #[serde(default)]
     pub mean_ppm: Option<u32>,
-    /// Device time that it has used in all, in microseconds, whoever granted the leases.
+    /// Total device time used, in microseconds, whoever granted the leases.
     #[serde(default)]
     pub delivered_us: u64,
-    /// For how long its processes had work queued and held no lease, added up, in microseconds. Time for which the
-    /// session was frozen or the GPU withheld does not count.
+    /// Total time in which the session's processes had work queued and held no lease, in microseconds. Time for which
+    /// the session was frozen or the GPU withheld does not count.
     #[serde(default)]
     pub waited_us: u64,
 }
@@ -272,24 +273,24 @@ pub struct ComputeReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessReport {
-    /// Its id in its own namespace.
+    /// Process id in the process's own pid namespace.
     pub pid: u32,
-    /// Its id on the host, if it is known.
+    /// Process id on the host, if known.
     pub host_pid: Option<u32>,
-    /// Its name, if it can be seen from here.
+    /// Name of the process, if visible from here.
     pub name: Option<String>,
-    /// Its memory, in bytes.
+    /// Memory in use, in bytes.
     pub bytes: u64,
     /// `bytes` by kind.
     pub by_kind: ByKind,
-    /// Whether it holds a lease of the session's own account.
+    /// Whether the process holds a lease from the session's own account.
     pub holding: bool,
-    /// Whether it waits for one.
+    /// Whether the process waits for such a lease.
     pub waiting: bool,
-    /// Device time that it has used, in microseconds, whoever granted the leases.
+    /// Device time used, in microseconds, whoever granted the leases.
     #[serde(default)]
     pub charged_us: u64,
-    /// Its utilization: how much of the time that it holds the device it keeps it busy, in
-    /// millionths. `None`: not known.
+    /// Utilization: the fraction of its held time in which the process keeps the device busy, in millionths. `None`:
+    /// unknown.
     pub density_ppm: Option<u32>,
 }
