@@ -1,9 +1,9 @@
-//! Devices.
+//! Messages about devices.
 
 message! {
-    /// The devices that the daemon observes, and those on which a session with a compute share has been seen.
+    /// The devices that the daemon observes, and those on which a session with a compute share was seen.
     pub struct DeviceList {
-        /// By UUID.
+        /// The devices, by UUID.
         pub devices: Vec<Device>,
         /// Whether the daemon sees the node's devices.
         #[serde(default)]
@@ -12,39 +12,39 @@ message! {
 }
 
 message! {
-    /// Whether the daemon sees the node's devices.
+    /// Whether the daemon can observe the node's devices.
     #[derive(Default)]
     pub struct Observer {
-        /// Whether it does.
+        /// Whether it can.
         pub sees: bool,
-        /// Why it does not. Left out: it has not looked yet, or is told not to.
+        /// Why it cannot. Omitted if it has not tried yet, or is configured not to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub message: Option<String>,
-        /// What happens where a process uses a device that no session knows.
+        /// Policy for processes outside any session.
         pub unknown_processes: UnknownProcesses,
     }
 }
 
 word! {
-    /// What happens where a process uses a device that no session knows.
+    /// What the daemon does about a process that uses a device outside any session.
     #[derive(Default)]
     pub enum UnknownProcesses {
-        /// It is reported.
+        /// Report the process.
         #[default]
         Report,
-        /// No session is granted a lease on the device until the process has gone.
+        /// Grant no leases on the device until the process has gone.
         Hold,
-        /// The process is ended.
+        /// End the process.
         Kill,
     }
 }
 
 word! {
-    /// Whether a device is used.
+    /// Whether a device is in use.
     pub enum DeviceState {
-        /// No process holds a lease or asks for one.
+        /// No process holds a lease or waits for one.
         Idle,
-        /// A process holds a lease or asks for one.
+        /// A process holds a lease or waits for one.
         InUse,
     }
 }
@@ -52,71 +52,71 @@ word! {
 message! {
     /// A device.
     pub struct Device {
-        /// Its UUID.
+        /// The device's UUID.
         pub uuid: String,
-        /// Whether it is used.
+        /// Whether the device is in use.
         pub state: DeviceState,
-        /// Whether it can be trusted with work.
+        /// Whether the device may be given work.
         #[serde(default)]
         pub health: DeviceHealth,
-        /// What is known against it, in words.
+        /// The device's faults, in words.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unhealthy: Option<String>,
-        /// Why no lease is granted on it.
+        /// Why no lease is granted on the device.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub withheld: Option<Withheld>,
-        /// Whether its operator has taken it out of service for new work. Leases are granted on it all the same.
+        /// Whether an operator has taken the device out of service for new work. Leases are still granted on it.
         #[serde(default)]
         pub cordoned: bool,
-        /// How often it was declared healthy since the daemon's start.
+        /// How often the device was declared healthy since the daemon started.
         #[serde(default)]
         pub declared_healthy: u64,
-        /// What it showed last. Left out: it was never observed.
+        /// Latest figures. Omitted if the device was never observed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub figures: Option<Figures>,
-        /// How many processes use it now that no session knows.
+        /// Number of processes on the device outside any session.
         #[serde(default)]
         pub unknown: u64,
-        /// How many there were since the daemon's start.
+        /// Number of such processes since the daemon started.
         #[serde(default)]
         pub unknown_seen: u64,
-        /// Those that the caller may see.
+        /// Such processes that the caller may see.
         #[serde(default)]
         pub unknown_processes: Vec<UnknownProcess>,
-        /// The sessions that the caller may see.
+        /// Sums over the sessions that the caller may see.
         pub own: Sums,
-        /// All others.
+        /// Sums over all other sessions.
         pub others: Sums,
     }
 }
 
 message! {
-    /// Several sessions on a device, added up.
+    /// Sums over several sessions on a device.
     #[derive(Default)]
     pub struct Sums {
-        /// How many they are.
+        /// Number of sessions.
         pub sessions: u64,
-        /// How many of them ask for a lease.
+        /// Number of sessions that wait for a lease.
         pub asking: u64,
-        /// How many leases they hold.
+        /// Number of leases held.
         pub leases: u64,
-        /// Their shares of the device's time, in millionths. More than a million: they cannot all get theirs at once.
+        /// Sum of the compute shares, in millionths. Above a million the device is overcommitted.
         pub share_ppm: u64,
-        /// Device time that they have been charged since each was first seen, in microseconds.
+        /// Device time charged since each session was first seen, in microseconds.
         pub charged_us: u64,
     }
 }
 
 word! {
-    /// Whether a device can be trusted with work.
+    /// Whether a device may be given work.
     #[derive(Default)]
     pub enum DeviceHealth {
-        /// It is not observed.
+        /// The device is not observed.
         #[default]
         Unknown,
-        /// Nothing is known against it.
+        /// No fault is known.
         Healthy,
-        /// Something is. It stays so until it is declared healthy, or the daemon is restarted.
+        /// A fault is known. The device stays unhealthy until it is declared healthy or the daemon is restarted.
         Unhealthy,
     }
 }
@@ -126,71 +126,70 @@ word! {
     pub enum Withheld {
         /// The device is unhealthy.
         Unhealthy,
-        /// A process uses it that no session knows, and the daemon's policy is `hold`.
+        /// A process uses the device outside any session, and the policy is `hold`.
         UnknownProcess,
     }
 }
 
 message! {
-    /// The answer to a device's being declared healthy.
+    /// The answer to declaring a device healthy.
     pub struct DeviceDeclared {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// Whether it was unhealthy before.
+        /// Whether the device was unhealthy before.
         pub changed: bool,
     }
 }
 
 message! {
-    /// A process on a device that no session knows: nothing limits it there.
+    /// A process that uses a device outside any session: no limit applies to it there.
     pub struct UnknownProcess {
-        /// Its id in the daemon's pid namespace.
+        /// Process id in the daemon's pid namespace.
         pub pid: u32,
-        /// Its user.
+        /// User id.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub uid: Option<u32>,
-        /// The name of its program.
+        /// Name of the program.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// Device memory that it has, in bytes.
+        /// Device memory in use, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_bytes: Option<u64>,
     }
 }
 
 message! {
-    /// What a device shows, as the driver (NVML) has it. What could not be read is left out here, and named in
-    /// `unread`.
+    /// Figures of a device from the driver (NVML). Unreadable figures are omitted, and named in `unread`.
     pub struct Figures {
-        /// How long ago it was read, in microseconds.
+        /// Age of the figures, in microseconds.
         pub age_us: u64,
-        /// Its place in the driver's order, as `nvidia-smi` counts.
+        /// Index in the driver's order, as in `nvidia-smi`.
         pub index: u32,
         /// The product's name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// All of its memory, in bytes.
+        /// Total memory, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_total_bytes: Option<u64>,
-        /// What driver and firmware keep for themselves, in bytes.
+        /// Memory reserved by driver and firmware, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_reserved_bytes: Option<u64>,
-        /// What processes have, in bytes.
+        /// Memory used by processes, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_used_bytes: Option<u64>,
-        /// What is left, in bytes.
+        /// Free memory, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_free_bytes: Option<u64>,
-        /// Part of the time in which a kernel ran, in percent.
+        /// Time in which a kernel ran, in percent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub sm_percent: Option<u32>,
-        /// Part of the time in which its memory was read or written, in percent.
+        /// Time in which device memory was read or written, in percent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_percent: Option<u32>,
-        /// What it draws, in milliwatts.
+        /// Power draw, in milliwatts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub power_mw: Option<u32>,
-        /// What it may draw, in milliwatts.
+        /// Power limit, in milliwatts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub power_limit_mw: Option<u32>,
         /// Temperature of the chip, in degrees Celsius.
@@ -202,44 +201,44 @@ message! {
         /// Clock of the memory, in MHz.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_clock_mhz: Option<u32>,
-        /// What keeps it from running faster: `idle`, `setting`, `power_cap`, `hardware_slowdown`, `sync_boost`,
+        /// Reasons for reduced clocks: `idle`, `setting`, `power_cap`, `hardware_slowdown`, `sync_boost`,
         /// `software_thermal`, `hardware_thermal`, `power_brake`, `display_clock`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub throttled_by: Option<Vec<String>>,
-        /// Errors in its memory that were corrected since the driver was loaded.
+        /// ECC errors corrected since the driver was loaded.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub ecc_corrected: Option<u64>,
-        /// Errors in its memory that could not be corrected since then.
+        /// Uncorrectable ECC errors since the driver was loaded.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub ecc_uncorrected: Option<u64>,
-        /// Processes with a compute context on it.
+        /// Number of processes with a compute context.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub processes: Option<u64>,
-        /// Errors that the driver reported since the daemon's start.
+        /// Errors (XIDs) that the driver reported since the daemon started.
         #[serde(default)]
         pub xids: Vec<XidCount>,
-        /// What could not be read, and why.
+        /// Unreadable figures, and the reasons.
         #[serde(default)]
         pub unread: Vec<UnreadFigure>,
     }
 }
 
 message! {
-    /// How often the driver reported an error.
+    /// Number of occurrences of an error.
     pub struct XidCount {
-        /// Its number (XID).
+        /// Number of the error (XID).
         pub xid: u64,
-        /// How often.
+        /// How often it occurred.
         pub count: u64,
     }
 }
 
 message! {
-    /// A figure that could not be read.
+    /// An unreadable figure.
     pub struct UnreadFigure {
-        /// Which.
+        /// Name of the figure.
         pub figure: String,
-        /// Why.
+        /// Why it could not be read.
         pub message: String,
     }
 }

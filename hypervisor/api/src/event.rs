@@ -1,13 +1,13 @@
-//! Events.
+//! Messages about events.
 
 word! {
-    /// What happened.
+    /// Kind of an event.
     pub enum EventKind {
-        /// A session came.
+        /// A session appeared.
         SessionCame,
-        /// A session is forgotten: it has no process and owes nothing.
+        /// A session was forgotten: it has no process and owes no time.
         SessionWent,
-        /// The daemon goes by new limits of a session.
+        /// The daemon applies new limits of a session.
         LimitsChanged,
         /// A session was frozen.
         Frozen,
@@ -15,55 +15,55 @@ word! {
         Thawed,
         /// A call was refused.
         Refused,
-        /// The daemon does not see the node's devices from now on.
+        /// The daemon can no longer observe the node's devices.
         ObserverBlind,
-        /// It sees them again.
+        /// The daemon observes the node's devices again.
         ObserverSees,
-        /// The driver reported an error of a device (XID).
+        /// The driver reported a device's error (XID).
         DeviceError,
-        /// A device is unhealthy, or more is known against it. No lease is granted on it.
+        /// A device has a new or increased fault. No lease is granted on it.
         DeviceUnhealthy,
         /// An operator has declared a device healthy.
         DeviceHealthy,
-        /// A process uses a device that no session knows.
+        /// A process started to use a device outside any session.
         UnknownProcess,
-        /// It has gone, or a session knows it now.
+        /// The process has gone, or now belongs to a session.
         UnknownProcessGone,
-        /// It was sent a signal that ends it, as the daemon's policy says.
+        /// The process was sent a signal that ends it, according to the daemon's policy.
         UnknownProcessKilled,
-        /// Events are missing here: the reader was slow, came late, or the daemon was restarted.
+        /// Events are missing here: the reader was slow or late, or the daemon was restarted.
         Lost,
     }
 }
 
 message! {
-    /// Something that happened.
+    /// An event.
     pub struct Event {
-        /// To go on after it: the value of `Last-Event-ID`.
+        /// Id of the event; `Last-Event-ID` with this value continues after it.
         pub id: String,
-        /// When, in microseconds after the daemon's start.
+        /// Time of the event, in microseconds since the daemon started.
         pub at_us: u64,
-        /// What.
+        /// Kind of the event.
         pub kind: EventKind,
-        /// The user that it is about. Left out: everybody.
+        /// User id of the user concerned. Omitted if all users are.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub uid: Option<u32>,
-        /// The session's id.
+        /// Id of the session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub session: Option<u64>,
-        /// The session's name.
+        /// Name of the session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// The process.
+        /// Process id.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub pid: Option<i32>,
-        /// The device.
+        /// UUID of the device.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub uuid: Option<String>,
         /// The reason, in words.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub message: Option<String>,
-        /// `lost`: how many events are missing. Left out: not known.
+        /// For `lost`: number of missing events. Omitted if unknown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub count: Option<u64>,
     }

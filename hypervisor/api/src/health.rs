@@ -1,13 +1,13 @@
-//! Whether the daemon lives, and whether it can serve.
+//! Messages about the daemon's own health.
 
 message! {
-    /// The daemon answers.
+    /// The daemon is alive.
     pub struct Health {
-        /// Its version.
+        /// The daemon's version.
         pub version: String,
-        /// The time since its start, in microseconds.
+        /// Time since the daemon started, in microseconds.
         pub uptime_us: u64,
-        /// Lines of its log that could not be written, or were too many.
+        /// Log lines lost because they could not be written or exceeded the rate limit.
         pub log_lines_lost: u64,
     }
 }
@@ -15,35 +15,34 @@ message! {
 message! {
     /// Whether the daemon can serve.
     pub struct Readiness {
-        /// Whether it can.
+        /// Whether the daemon can serve.
         pub ready: bool,
-        /// Why it cannot, and what else is wrong.
+        /// Why the daemon cannot serve, and other problems.
         pub reasons: Vec<Reason>,
-        /// The file with what survives a restart. Left out: nothing is kept.
+        /// Path of the file with state that survives a restart. Omitted if no state is kept.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub state_file: Option<String>,
     }
 }
 
 message! {
-    /// What is wrong with the daemon.
+    /// A problem of the daemon.
     pub struct Reason {
-        /// What kind of reason it is.
+        /// Kind of the problem.
         pub code: ReasonCode,
-        /// The reason, in words.
+        /// The problem, in words.
         pub message: String,
     }
 }
 
 word! {
-    /// What kind of reason it is.
+    /// Kind of a problem.
     pub enum ReasonCode {
-        /// The thread that decides does not come round.
+        /// The scheduling thread makes no progress.
         SchedulerStuck,
-        /// The node shows no device.
+        /// The node has no visible device.
         NoDevice,
-        /// The file with what survives a restart could not be written the last time, as when the disk is full. The
-        /// daemon serves all the same.
+        /// The state file could not be written, for example because the disk is full. The daemon serves nevertheless.
         StateNotWritten,
     }
 }

@@ -1,13 +1,13 @@
-//! The messages of the daemon's API: `/api/v1` on its socket. The daemon, `sluice` and tests use the same types.
+//! Messages of the daemon's HTTP API (`/api/v1` on its socket), shared by the daemon, `sluice` and tests.
 //!
-//! JSON is written and read by serde. With the feature `description` the types describe themselves by OpenAPI. What
-//! is not known, or does not apply, is left out.
+//! serde reads and writes them as JSON. With the feature `description` the types describe themselves by OpenAPI.
+//! Unknown or inapplicable values are omitted.
 //!
 //! Numbers have their unit in their name: `_us` microseconds, `_ms` milliseconds, `_bytes`, `_ppm` millionths.
 
 #![forbid(unsafe_code)]
 
-/// A struct that is a message, or a part of one.
+/// Declares a message, or a struct within one.
 macro_rules! message {
     ($(#[$attribute:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -18,7 +18,7 @@ macro_rules! message {
     };
 }
 
-/// A word of a message.
+/// Declares an enum whose variants are words in messages.
 macro_rules! word {
     ($(#[$attribute:meta])* pub enum $name:ident { $($variants:tt)* }) => {
         #[derive(
@@ -54,10 +54,10 @@ pub use session::{
     SessionList, SessionMemory, SessionState, Worker, WorkerDevice, WorkerList, WorkerState,
 };
 
-/// The version of the API that the description names.
+/// Version of the API in its OpenAPI description.
 pub const VERSION: &str = "1.0";
 
-/// Paths.
+/// Paths of the API.
 pub mod path {
     /// The root of the API.
     pub const API: &str = "/api/v1";
@@ -78,13 +78,13 @@ pub mod path {
     /// `GET` -> [`super::Readiness`]
     pub const READY: &str = "/readyz";
 
-    /// A device, or what can be done with it: `""`, `"/healthy"`.
+    /// Path of a device, with an action: `""`, `"/healthy"`.
     #[must_use]
     pub fn device(uuid: &str, action: &str) -> String {
         format!("{DEVICES}/{uuid}{action}")
     }
 
-    /// A session, or what can be done with it: `""`, `"/freeze"`, `"/thaw"`, `"/limits"`.
+    /// Path of a session, with an action: `""`, `"/freeze"`, `"/thaw"`, `"/limits"`.
     #[must_use]
     pub fn session(id: u64, action: &str) -> String {
         format!("{SESSIONS}/{id}{action}")

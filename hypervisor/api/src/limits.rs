@@ -1,23 +1,23 @@
-//! Changes of limits, and who has taken them.
+//! Messages about changes of limits.
 
 word! {
-    /// How a share is meant.
+    /// The meaning of a compute share.
     pub enum Policy {
-        /// Never more than the share.
+        /// The session never gets more than the share.
         Fixed,
-        /// The share is guaranteed, and idle time comes on top.
+        /// The share is guaranteed, and idle time is added.
         Balance,
-        /// Not enforced.
+        /// No compute limit.
         None,
     }
 }
 
 word! {
-    /// Whether others come first.
+    /// Whether a session gives way to others.
     pub enum Priority {
-        /// Before those of low priority.
+        /// The session does not give way.
         High,
-        /// In what those of high priority leave.
+        /// The session runs when no session of high priority wants the device.
         Low,
     }
 }
@@ -61,81 +61,81 @@ impl From<Priority> for limits::Priority {
 }
 
 message! {
-    /// New limits. What is left out stays as it is.
+    /// New limits. Omitted limits stay unchanged.
     #[derive(Default)]
     #[cfg_attr(feature = "description", oai(deny_unknown_fields))]
     #[serde(deny_unknown_fields)]
     pub struct LimitChange {
-        /// Change only this device of the session, by its UUID.
+        /// UUID of the only device to change; omitted: all devices of the session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub device: Option<String>,
-        /// Device memory, in bytes.
+        /// Memory limit, in bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_bytes: Option<u64>,
-        /// How much of it may be on the device, in bytes. The rest is placed on the host.
+        /// The part of the memory limit that may be on the device, in bytes. The rest is placed on the host.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_real_bytes: Option<u64>,
-        /// Take the memory limit away.
+        /// Remove the memory limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub no_memory_limit: Option<bool>,
-        /// Share of the device's time, in millionths.
+        /// Compute share, in millionths of the device's time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "description", oai(validator(minimum(value = "1"), maximum(value = "1000000"))))]
         pub share_ppm: Option<u32>,
-        /// How the share is meant. `none` takes the compute share away.
+        /// The meaning of the share. `none` removes the compute share.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub policy: Option<Policy>,
         /// The burst limit under `balance`, in millionths; at least the share.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "description", oai(validator(minimum(value = "1"), maximum(value = "1000000"))))]
         pub soft_ppm: Option<u32>,
-        /// The part of spare time under `balance`, in relation to other sessions'.
+        /// Weight for dividing idle time among sessions under `balance`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[cfg_attr(feature = "description", oai(validator(minimum(value = "1"), maximum(value = "10000"))))]
         pub weight: Option<u32>,
-        /// Whether others come first.
+        /// Whether sessions of high priority come first.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub priority: Option<Priority>,
     }
 }
 
 message! {
-    /// The limits are changed. They hold for each process that has taken the change.
+    /// The limits after a change. They apply to each process that has applied the change.
     pub struct LimitsChanged {
-        /// The session.
+        /// Id of the session.
         pub id: u64,
-        /// Whether each of its processes has taken the change.
+        /// Whether all of the session's processes have applied the change.
         pub taken_by_all: bool,
-        /// The devices that were changed.
+        /// The changed devices.
         pub devices: Vec<DeviceLimits>,
     }
 }
 
 message! {
-    /// A session's limits on a device, and who has taken them.
+    /// A session's limits on a device, and which processes have applied them.
     pub struct DeviceLimits {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// Device memory, in bytes. Left out: no limit.
+        /// Memory limit, in bytes. Omitted: no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_bytes: Option<u64>,
-        /// How much of it may be on the device, in bytes, if that is less.
+        /// The part of the memory limit that may be on the device, in bytes, if less.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_real_bytes: Option<u64>,
-        /// How the share is meant.
+        /// The meaning of the share.
         pub policy: Policy,
-        /// Share of the device's time, in millionths; without meaning under `none`.
+        /// Compute share, in millionths of the device's time; meaningless under `none`.
         pub share_ppm: u32,
         /// The burst limit under `balance`, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
-        /// Its part of spare time, in relation to other sessions'.
+        /// Weight for dividing idle time among sessions.
         pub weight: u32,
-        /// Whether others come first.
+        /// Whether sessions of high priority come first.
         pub priority: Priority,
-        /// The limits before.
+        /// The limits before the change.
         pub before: FormerLimits,
-        /// What its processes have of its memory, in bytes.
+        /// Device memory used by the session's processes, in bytes.
         pub used_bytes: u64,
         /// The session's processes on the device.
         pub processes: Vec<ProcessTook>,
@@ -145,22 +145,22 @@ message! {
 message! {
     /// A session's limits on a device before a change.
     pub struct FormerLimits {
-        /// Device memory, in bytes. Left out: no limit.
+        /// Memory limit, in bytes. Omitted: no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_bytes: Option<u64>,
-        /// How much of it might be on the device, in bytes, if that was less.
+        /// The part of the memory limit that might be on the device, in bytes, if less.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub memory_real_bytes: Option<u64>,
-        /// How the share was meant.
+        /// The meaning of the share.
         pub policy: Policy,
-        /// Share of the device's time, in millionths; without meaning under `none`.
+        /// Compute share, in millionths of the device's time; meaningless under `none`.
         pub share_ppm: u32,
         /// The burst limit under `balance`, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
-        /// Its part of spare time, in relation to other sessions'.
+        /// Weight for dividing idle time among sessions.
         pub weight: u32,
-        /// Whether others came first.
+        /// Whether sessions of high priority came first.
         pub priority: Priority,
     }
 }
@@ -181,15 +181,15 @@ impl From<&limits::Limits> for FormerLimits {
 }
 
 message! {
-    /// Whether a process has taken a change.
+    /// Whether a process has applied a change.
     pub struct ProcessTook {
-        /// Its id in its own pid namespace.
+        /// Process id in the process's own pid namespace.
         pub pid: u32,
-        /// Its id on the host, if it is known.
+        /// Process id on the host, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub host_pid: Option<u32>,
-        /// Whether its launches and allocations go by the new limits. `false`: not yet; or it is stopped, or its
-        /// library is of an earlier version, which does not say so.
+        /// Whether the process's launches and allocations obey the new limits. `false`: not yet; or the process is
+        /// stopped, or its library is an earlier version, which does not report this.
         pub taken: bool,
     }
 }

@@ -1,31 +1,31 @@
-//! Refusals.
+//! Messages about refused calls.
 
 word! {
-    /// What kind of problem it is.
+    /// Kind of a refusal.
     pub enum ProblemCode {
-        /// The call's path, query or body is not as described.
+        /// The call's path, query or body does not match the description.
         BadRequest,
-        /// The limits contradict each other, or come to nothing.
+        /// The limits contradict each other, or amount to nothing.
         BadLimits,
-        /// The caller may not do this.
+        /// The caller lacks the permission.
         Forbidden,
-        /// There is no such path, session or device; or not for this caller.
+        /// The path, session or device does not exist, or not for this caller.
         NotFound,
-        /// The path takes other methods.
+        /// The path does not support this method.
         MethodNotAllowed,
-        /// The body did not come in time.
+        /// The body did not arrive in time.
         Timeout,
         /// The session has no compute share on one of its devices.
         NoTimeLimit,
         /// The session is frozen.
         Frozen,
-        /// The session's pages cannot be reached from the daemon, or are not valid.
+        /// The session's pages are inaccessible to the daemon, or invalid.
         NoPage,
         /// The body is too large.
         TooLarge,
-        /// The body is of another type.
+        /// The body has another content type.
         WrongType,
-        /// The caller's user asks for too much at once.
+        /// The caller's user has too many concurrent calls or items.
         TooMany,
         /// The daemon failed.
         Internal,
@@ -33,11 +33,11 @@ word! {
 }
 
 message! {
-    /// Why a call is refused.
+    /// A refused call.
     pub struct Problem {
-        /// What kind of problem it is.
+        /// Kind of the refusal.
         pub code: ProblemCode,
-        /// What was wrong with which value.
+        /// What is wrong with which value.
         pub message: String,
         /// What would be accepted.
         pub accepted: String,

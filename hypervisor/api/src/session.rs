@@ -1,15 +1,15 @@
-//! Sessions, their processes, and their leases.
+//! Messages about sessions, their processes, and their leases.
 
 use crate::{Policy, Priority};
 
 word! {
     /// Whether a session has processes.
     pub enum Presence {
-        /// It has.
+        /// The session has processes.
         Active,
-        /// All have ended; it still owes time.
+        /// All processes have ended, but the session owes time.
         Left,
-        /// It is from before the daemon's start, and none has registered again.
+        /// The session is from before the daemon's start, and no process has registered again.
         Restored,
     }
 }
@@ -17,79 +17,79 @@ word! {
 message! {
     /// A container.
     pub struct Container {
-        /// `docker`, `containerd`, `cri-o`, `podman`, or `unnamed`: its cgroup does not tell.
+        /// `docker`, `containerd`, `cri-o`, `podman`, or `unnamed` if its cgroup does not tell.
         pub runtime: String,
-        /// Its id.
+        /// The container's id.
         pub id: String,
-        /// The user whose own container it is ("rootless").
+        /// User id of the user whose own container this is ("rootless").
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub user: Option<u32>,
     }
 }
 
 word! {
-    /// Whether a session may use its devices.
+    /// Whether leases are granted to a session.
     pub enum SessionState {
-        /// It is granted leases.
+        /// Leases are granted.
         Running,
-        /// It is granted nothing until it is thawed.
+        /// No lease is granted until the session is thawed.
         Frozen,
     }
 }
 
 message! {
-    /// The sessions that are known.
+    /// The sessions.
     pub struct SessionList {
-        /// Those that the caller may see.
+        /// Sessions that the caller may see.
         pub sessions: Vec<Session>,
-        /// How many there are beside them.
+        /// Number of other sessions.
         pub others: u64,
     }
 }
 
 message! {
-    /// A session. User, container, pod and name together tell sessions apart.
+    /// A session. User, container, pod and name together identify a session.
     pub struct Session {
-        /// Names it in calls, for as long as the daemon runs and knows it.
+        /// Id of the session in calls, as long as the daemon runs and knows the session.
         pub id: u64,
-        /// The user it belongs to.
+        /// User id of the session's user.
         pub uid: u32,
-        /// The container that its processes run in, as their cgroup tells.
+        /// The container of the session's processes, according to their cgroup.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub container: Option<Container>,
-        /// The UID of their pod.
+        /// UID of the pod.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub pod: Option<String>,
-        /// Its name. Another user's session may have the same.
+        /// Name of the session; sessions of other users may have the same name.
         pub name: String,
-        /// What people call it: the name that `sluice run --name` gave it, where the daemon sees its folder. Its user can write
-        /// there. Looked at every five seconds.
+        /// Name given by `sluice run --name`, if the daemon sees the session's directory. The session's user can write
+        /// anything there. Read every five seconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub called: Option<String>,
-        /// Whether it has processes.
+        /// Whether the session has processes.
         pub presence: Presence,
-        /// Whether it may use its devices.
+        /// Whether leases are granted to the session.
         pub state: SessionState,
-        /// Its processes, by their ids in the daemon's pid namespace.
+        /// Ids of the session's processes in the daemon's pid namespace.
         pub pids: Vec<i32>,
-        /// The devices on which it has a compute share.
+        /// Devices on which the session has a compute share.
         pub devices: Vec<SessionDevice>,
-        /// Its memory on each device that it has used, by its own pages, where the daemon sees them. Looked at every five
-        /// seconds.
+        /// The session's memory on each device that it has used, from its own pages, if the daemon sees them. Read
+        /// every five seconds.
         #[serde(default)]
         pub memory: Vec<SessionMemory>,
     }
 }
 
 impl Session {
-    /// The devices that it has a limit on, or has used.
+    /// UUIDs of the devices on which the session has a limit, or which it has used.
     #[must_use]
     pub fn uuids(&self) -> std::collections::BTreeSet<&str> {
         let limited = self.devices.iter().map(|device| device.uuid.as_str());
         limited.chain(self.memory.iter().map(|memory| memory.uuid.as_str())).collect()
     }
 
-    /// Its memory on a device.
+    /// The session's memory on a device.
     #[must_use]
     pub fn memory_on(&self, uuid: &str) -> Option<&SessionMemory> {
         self.memory.iter().find(|memory| memory.uuid == uuid)
@@ -97,21 +97,21 @@ impl Session {
 }
 
 message! {
-    /// A session's memory on a device, by its own account: its user can write there.
+    /// A session's memory on a device, from its own pages, which the session's user can write.
     pub struct SessionMemory {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// What it may have; left out: there is no limit.
+        /// Memory limit, in bytes; omitted: no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub limit_bytes: Option<u64>,
-        /// The part of it that may be on the device, if that is less.
+        /// The part of the limit that may be on the device, if less.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub real_bytes: Option<u64>,
-        /// What it has of all kinds.
+        /// Memory in use, of all kinds.
         pub used_bytes: u64,
-        /// The most that it has had.
+        /// Highest use so far.
         pub peak_bytes: u64,
-        /// Linear memory and the virtual memory API.
+        /// Linear memory and memory of the virtual memory API.
         pub data_bytes: u64,
         /// Contexts.
         pub context_bytes: u64,
@@ -121,13 +121,13 @@ message! {
         pub graph_bytes: u64,
         /// Arrays.
         pub array_bytes: u64,
-        /// Placed on the host.
+        /// Overcommitted memory, placed on the host.
         pub overcommitted_bytes: u64,
-        /// Taken by the driver without a call that says so.
+        /// Memory that the driver took without an allocating call.
         pub driver_bytes: u64,
-        /// Kept free for code that the driver has yet to place.
+        /// Memory kept free for code that the driver has yet to load.
         pub headroom_bytes: u64,
-        /// Allocations that its limits refused.
+        /// Number of allocations refused because of the limits.
         pub refusals: u64,
     }
 }
@@ -135,42 +135,44 @@ message! {
 message! {
     /// A session on a device.
     pub struct SessionDevice {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// How the share is meant.
+        /// The meaning of the share.
         pub policy: Policy,
-        /// Its share of the device's time, in millionths.
+        /// Compute share, in millionths of the device's time.
         pub share_ppm: u32,
-        /// Its burst limit under `balance`, in millionths.
+        /// Burst limit under `balance`, in millionths of the device's time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub soft_ppm: Option<u32>,
-        /// Its part of spare time, in relation to other sessions'.
+        /// Weight for dividing idle time among sessions.
         pub weight: u32,
-        /// Whether others come first.
+        /// Whether sessions of high priority come first.
         pub priority: Priority,
-        /// Guaranteed time that it may still use, in microseconds. Negative: it owes time.
+        /// Guaranteed time left, in microseconds. Negative: the session owes time.
         pub balance_us: i64,
-        /// Device time that it has been charged since it was first seen, in microseconds. A restart of the daemon does not
-        /// set it back.
+        /// Device time charged since the session was first seen, in microseconds. A restart of the daemon does not
+        /// reset it.
         pub charged_us: u64,
-        /// The part of `charged_us` that was spare time, in microseconds.
+        /// The part of `charged_us` beyond the guaranteed share, in microseconds.
         pub spare_us: u64,
-        /// For how long its processes have waited for their turns since the daemon's start, added up, in microseconds.
+        /// Total time in which the session's processes waited for their turns since the daemon started, in
+        /// microseconds.
         #[serde(default)]
         pub waited_us: u64,
-        /// The share of the device's time that it was charged in the last ten seconds, or since the daemon first saw it
+        /// Fraction of the device's time charged in the last ten seconds, or since the daemon first saw the session
         /// there, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub recent_ppm: Option<u32>,
-        /// The same since the daemon first saw it there, or since its start.
+        /// Fraction of the device's time charged since the daemon first saw the session there, or since the daemon
+        /// started, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub mean_ppm: Option<u32>,
-        /// The utilization of its densest process while no other slows it down, in millionths.
+        /// Utilization of the session's densest process while no other slows it down, in millionths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub density_ppm: Option<u64>,
-        /// The class that follows from it.
+        /// Class of the session by utilization.
         pub class: Class,
-        /// Whether one of its processes asks for a lease.
+        /// Whether a process of the session waits for a lease.
         pub asks: bool,
     }
 }
@@ -178,9 +180,9 @@ message! {
 word! {
     /// Whether a session fills the device by itself.
     pub enum Class {
-        /// It fills the device, or may do so. Such sessions use the device in turns.
+        /// The session fills the device, or may do so. Such sessions take turns.
         Dense,
-        /// It leaves the device idle part of the time, and holds it beside others.
+        /// The session leaves the device idle part of the time, and shares it with others.
         Sparse,
     }
 }
@@ -188,94 +190,95 @@ word! {
 message! {
     /// The answer to a freeze or a thaw.
     pub struct SessionAction {
-        /// The session.
+        /// Id of the session.
         pub id: u64,
-        /// What it is from now on.
+        /// The session's state from now on.
         pub state: SessionState,
-        /// Whether it was something else before.
+        /// Whether the state was different before.
         pub changed: bool,
-        /// Leases that it still holds. Where gates are on threads they last for 50 milliseconds more at most.
+        /// Number of leases that the session still holds. With gates on threads they last for at most 50 more
+        /// milliseconds.
         pub leases: u64,
     }
 }
 
 message! {
-    /// The processes that are served.
+    /// The processes that the daemon serves.
     pub struct WorkerList {
-        /// Those that the caller may see.
+        /// Processes that the caller may see.
         pub workers: Vec<Worker>,
-        /// How many there are beside them.
+        /// Number of other processes.
         pub others: u64,
     }
 }
 
 message! {
-    /// What a process does on a device.
+    /// Activity of a process on a device.
     pub struct WorkerDevice {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// What it does there.
+        /// Activity of the process.
         pub state: WorkerState,
     }
 }
 
 word! {
-    /// What a process does on a device.
+    /// Activity of a process on a device.
     pub enum WorkerState {
-        /// Nothing that the daemon knows of.
+        /// No activity known to the daemon.
         Idle,
-        /// It asks for a lease.
+        /// The process waits for a lease.
         Asking,
-        /// It holds a lease.
+        /// The process holds a lease.
         Holding,
-        /// It holds a lease that others no longer wait for.
+        /// The process holds a lease that others no longer wait for.
         Revoked,
     }
 }
 
 message! {
-    /// A process that is served.
+    /// A process that the daemon serves.
     pub struct Worker {
-        /// Its id in the daemon's pid namespace.
+        /// Process id in the daemon's pid namespace.
         pub pid: i32,
-        /// Its user.
+        /// User id.
         pub uid: u32,
-        /// The id of its session.
+        /// Id of the process's session.
         pub session: u64,
-        /// The unit of systemd that it runs in.
+        /// The systemd unit of the process.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unit: Option<String>,
-        /// The devices on which its session has a compute share.
+        /// Devices on which the process's session has a compute share.
         pub devices: Vec<WorkerDevice>,
-        /// The devices on which its gates are in its streams.
+        /// Devices on which the process's gates are in its streams.
         pub in_stream: Vec<String>,
     }
 }
 
 message! {
-    /// The leases that are held.
+    /// The leases held.
     pub struct LeaseList {
-        /// Those that the caller may see.
+        /// Leases that the caller may see.
         pub leases: Vec<Lease>,
-        /// How many there are beside them.
+        /// Number of other leases.
         pub others: u64,
     }
 }
 
 message! {
-    /// A lease that is held.
+    /// A lease.
     pub struct Lease {
-        /// The device.
+        /// The device's UUID.
         pub uuid: String,
-        /// The id of the session that holds it.
+        /// Id of the session that holds the lease.
         pub session: u64,
-        /// The process that holds it.
+        /// Id of the process that holds the lease.
         pub pid: i32,
-        /// For how long it has been held, in microseconds.
+        /// How long the lease has been held, in microseconds.
         pub held_us: u64,
-        /// Whether it is paid from spare time.
+        /// Whether the lease is charged as idle time.
         pub spare: bool,
-        /// Whether others no longer wait for it.
+        /// Whether others no longer wait for the lease.
         pub revoked: bool,
     }
 }

@@ -16,13 +16,13 @@ pub(super) struct Devices(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Devices {
-    /// The devices that the daemon observes, and those on which a session with a compute share has been seen.
+    /// Lists the devices that the daemon observes, and those on which a session with a compute share was seen.
     #[oai(path = "/api/v1/devices", method = "get")]
     async fn devices(&self, caller: Caller) -> Result<Sent<DeviceList>, Refused> {
         Ok(Sent::with(self.0.device_list(&caller).await?))
     }
 
-    /// One of them, by its UUID.
+    /// Shows a device, by UUID.
     #[oai(path = "/api/v1/devices/:uuid", method = "get")]
     async fn device(&self, caller: Caller, uuid: Path<String>) -> Result<Sent<Device>, Refused> {
         let wanted: Option<GpuId> = uuid.0.parse().ok();
@@ -34,8 +34,8 @@ impl Devices {
         found.ok_or_else(|| unknown(&uuid.0))
     }
 
-    /// Root, or the daemon's own user, says that an unhealthy device is healthy. Leases are granted on it again, and
-    /// what it shows from now on counts.
+    /// Declares an unhealthy device healthy, for root and the daemon's own user. Leases are granted on it again, and
+    /// further faults count.
     #[oai(path = "/api/v1/devices/:uuid/healthy", method = "post")]
     async fn declare_healthy(
         &self,

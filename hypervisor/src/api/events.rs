@@ -22,13 +22,13 @@ pub(super) struct Events(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Events {
-    /// What happens from now on; with Last-Event-ID what happened after that event. The daemon keeps the last 4096
-    /// events. A reader that is slower is told by an event `lost` how many are missing.
+    /// Streams events from now on, or after the event in Last-Event-ID. The daemon keeps the last 4096 events. A slower
+    /// reader gets an event `lost` with the number of missing events.
     #[oai(path = "/api/v1/events", method = "get")]
     async fn events(
         &self,
         caller: Caller,
-        /// The id of the last event that was read.
+        /// Id of the last event that was read.
         #[oai(name = "Last-Event-ID")]
         last_event_id: Header<Option<String>>,
     ) -> Result<EventStream<BoxStream<'static, Event>>, Refused> {

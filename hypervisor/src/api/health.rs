@@ -16,13 +16,13 @@ pub(super) struct Health(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Health {
-    /// The daemon lives: it answers.
+    /// Shows that the daemon is alive.
     #[oai(path = "/healthz", method = "get")]
     async fn health(&self) -> Sent<api::Health> {
         self.0.health().into()
     }
 
-    /// Whether the daemon can serve.
+    /// Shows whether the daemon can serve.
     #[oai(path = "/readyz", method = "get")]
     async fn ready(&self) -> Ready {
         Ready(self.0.readiness().await)

@@ -14,13 +14,13 @@ pub(super) struct Leases(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Leases {
-    /// The processes that are served.
+    /// Lists the processes that the daemon serves.
     #[oai(path = "/api/v1/workers", method = "get")]
     async fn workers(&self, caller: Caller) -> Result<Sent<WorkerList>, Refused> {
         Ok(Sent::with(self.0.worker_list(&caller).await?))
     }
 
-    /// The leases that are held.
+    /// Lists the leases held.
     #[oai(path = "/api/v1/leases", method = "get")]
     async fn leases(&self, caller: Caller) -> Result<Sent<LeaseList>, Refused> {
         Ok(Sent::with(self.0.lease_list(&caller).await?))

@@ -41,14 +41,15 @@ pub(super) struct Limits(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Limits {
-    /// Changes a session's limits on all devices that it has used, or on one. If one cannot be changed, none is. The
-    /// answer says which of its processes have taken the change.
+    /// Changes a session's limits on all devices that it has used, or on one. If one device cannot be changed, none is.
+    /// The answer says which of the session's processes have applied the change.
     #[oai(path = "/api/v1/sessions/:id/limits", method = "put")]
     async fn change(
         &self,
         caller: Caller,
         id: Path<u64>,
-        /// How long to wait until all of its processes have taken the change, in milliseconds. 100 if left out.
+        /// How long to wait until all of the session's processes have applied the change, in milliseconds; 100 if
+        /// omitted.
         #[oai(validator(maximum(value = "1000")))]
         wait_ms: Query<Option<u32>>,
         change: Call<LimitChange>,

@@ -19,13 +19,13 @@ pub(super) struct Metrics(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Metrics {
-    /// Figures of the devices and of the sessions that the caller may see, for Prometheus: as OpenMetrics where the
+    /// Shows figures of the devices, and of the sessions that the caller may see, for Prometheus: as OpenMetrics if the
     /// caller accepts it, else in the older text format.
     #[oai(path = "/metrics", method = "get")]
     async fn metrics(
         &self,
         caller: Caller,
-        /// The formats that the caller understands.
+        /// Formats that the caller accepts.
         #[oai(name = "Accept")]
         accept: Header<Option<String>>,
     ) -> Result<Text, Refused> {

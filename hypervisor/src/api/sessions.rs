@@ -17,19 +17,19 @@ pub(super) struct Sessions(pub(super) Arc<Core>);
 
 #[OpenApi]
 impl Sessions {
-    /// The sessions. Root and the daemon's own user see all; others see their own, and how many there are beside.
+    /// Lists the sessions. Root and the daemon's own user see all; others see their own, and the number of others.
     #[oai(path = "/api/v1/sessions", method = "get")]
     async fn sessions(&self, caller: Caller) -> Result<Sent<SessionList>, Refused> {
         Ok(Sent::with(self.0.session_list(&caller).await?))
     }
 
-    /// One session, by its id.
+    /// Shows a session, by id.
     #[oai(path = "/api/v1/sessions/:id", method = "get")]
     async fn session(&self, caller: Caller, id: Path<u64>) -> Result<Sent<Session>, Refused> {
         Ok(Sent::with(self.0.session(&caller, id.0).await?))
     }
 
-    /// From now on the session is granted nothing. Its leases end at once where its gates are in its streams, and
+    /// Freezes a session: no leases are granted to it. Its leases end at once on devices with gates in streams, and
     /// within 50 milliseconds elsewhere.
     #[oai(path = "/api/v1/sessions/:id/freeze", method = "post")]
     async fn freeze(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
@@ -48,7 +48,7 @@ impl Sessions {
         })
     }
 
-    /// From now on the session is granted leases again, without savings.
+    /// Thaws a session: leases are granted to it again, without saved time.
     #[oai(path = "/api/v1/sessions/:id/thaw", method = "post")]
     async fn thaw(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
         Ok(self.0.freeze_or_thaw(&caller, id.0, false).await?.into())
