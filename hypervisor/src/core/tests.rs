@@ -1,5 +1,4 @@
-//! Grants that open a gate, and ends that a page tells of. The process of the test has a page; a
-//! child of it has none.
+//! Opening gates and ending leases through the gate page. The test's process has a gate page; a child of it has none.
 
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
@@ -18,12 +17,12 @@ use super::ends::EndWatch;
 use super::*;
 use crate::identity::Owner;
 
-/// A simulated one.
+/// A simulated device.
 const DEVICE: GpuId =
     GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
 const LONG: Duration = Duration::from_secs(5);
 const MOMENT: Duration = Duration::from_millis(30);
-/// Less than a lease is waited for that nobody reports.
+/// Shorter than the wait for a lease whose end is not reported.
 const PATIENCE: Duration = Duration::from_millis(150);
 const SHORT: Duration = Duration::from_millis(5);
 
@@ -35,9 +34,9 @@ struct Process {
 struct Stage {
     core: Arc<Core>,
     page: GatePage,
-    /// With the page.
+    /// With the gate page.
     own: Process,
-    /// Without one.
+    /// Without a gate page.
     other: Process,
     child: Child,
 }
@@ -112,7 +111,7 @@ impl Stage {
         })
     }
 
-    /// What a session was charged, and how many leases there are.
+    /// Time charged to a session, and the number of leases.
     async fn charged(&self, session: &str) -> (Duration, usize) {
         let sessions = self.core.session_list(&self.own.caller).await.unwrap().0.sessions;
         let leases = self.core.lease_list(&self.own.caller).await.unwrap().0.leases;
@@ -135,21 +134,21 @@ fn a_grant_that_opened_a_gate_is_paid_for_although_its_call_is_gone() {
             let mut waits = stage.ask(&stage.own, word);
             assert!(timeout(MOMENT, &mut waits).await.is_err() && !stage.block().is_open());
             stage.report(&stage.other, first.id, MOMENT).await;
-            // Before the answer is there.
+            // Before the answer arrives.
             assert_eq!(stage.block().is_open(), by_page);
             thread::sleep(MOMENT);
             drop(waits);
             assert!(!stage.block().is_open());
             let (charged, leases) = stage.charged("own").await;
             assert_eq!((charged >= MOMENT, leases), (by_page, 0), "{charged:?}");
-            // Its process gives it up as well. What it named then opens nothing any more.
+            // The process withdraws the lease as well. The word that it named then opens nothing.
             assert!(!stage.block().withdraw());
             assert!(stage.ask(&stage.own, word).await.is_some() && !stage.block().is_open());
         }
     });
 }
 
-/// As if its process had been stopped while it asked.
+/// As if the process had been stopped while its call waited.
 #[test]
 fn a_gate_that_nobody_looks_after_is_closed_and_paid_for() {
     run(async {
@@ -172,7 +171,7 @@ fn the_end_of_a_lease_is_seen_in_its_page_and_not_believed_twice() {
         let stage = Stage::new().await;
         let _watch = EndWatch::start(&stage.core).unwrap();
         let block = stage.block();
-        // With one that has its gates on its threads, turns are long: no lease is stopped meanwhile.
+        // With a worker whose gates are on its threads, turns are long: no lease is ended early meanwhile.
         let first = stage.ask(&stage.other, None).await.unwrap();
         tokio::time::sleep(SHORT * 2).await;
         stage.report(&stage.other, first.id, SHORT * 2).await;
@@ -200,7 +199,7 @@ fn the_end_of_a_lease_is_seen_in_its_page_and_not_believed_twice() {
     });
 }
 
-/// As in a container, where NVML works and the kernel module shows nothing.
+/// As in a container in which NVML works and the kernel module shows no device.
 #[derive(Debug)]
 struct NoneShown;
 
@@ -254,7 +253,7 @@ fn a_daemon_whose_state_is_in_use_for_long_is_not_ready() {
         });
         is_held.recv().unwrap();
         assert_eq!(codes(&stage).await, [api::ReasonCode::SchedulerStuck]);
-        // Nor does the service manager hear that all is well.
+        // The watchdog is not signalled either.
         assert_eq!(stage.core.alive(), Err(Stuck::State));
         drop(end);
         holds.join().unwrap();

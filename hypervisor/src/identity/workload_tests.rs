@@ -1,4 +1,4 @@
-//! Paths as runtimes and systemd are documented to make them, and any other.
+//! Cgroup paths as documented for runtimes and systemd, and arbitrary ones.
 
 use super::workload::*;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ const ID: &str = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf
 const INNER: &str = "ec08435e04266c5ba381fccbb829f626d11d8ddf5f8f547263c7a2d79ab4787a";
 const POD: &str = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340";
 
-/// `ID`, `INNER`, `POD` and, with `_`, `P_O_D` stand for what they name.
+/// `ID`, `INNER`, `POD` and, with `_`, `P_O_D` stand for ids.
 fn of(text: &str) -> Workload {
     let text = text.replace("INNER", INNER).replace("ID", ID);
     let text = text.replace("P_O_D", &POD.replace('-', "_")).replace("POD", POD);
@@ -18,9 +18,9 @@ fn of(text: &str) -> Workload {
 fn what_runtimes_make_is_known() {
     use Runtime::{Containerd, CriO, Docker, Podman, Unnamed};
     let slices = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podP_O_D.slice";
-    // The file, the runtime, whether the pod is known, the user that made it.
+    // File, runtime, whether a pod is found, user of a rootless container.
     let table: &[(&str, Runtime, bool, Option<u32>)] = &[
-        // Docker, by systemd and by cgroupfs, in version 2 and 1.
+        // Docker, with both cgroup drivers, in versions 2 and 1.
         ("0::/system.slice/docker-ID.scope", Docker, false, None),
         ("0::/docker/ID", Docker, false, None),
         (
@@ -37,21 +37,21 @@ fn what_runtimes_make_is_known() {
         ),
         ("0::/docker/buildkit/ID", Unnamed, false, None),
         ("10:net_prio:/ID\n9:perf_event:/ID\n2:cpu:/ID", Unnamed, false, None),
-        // Some hierarchies, and not the unified one.
+        // Some hierarchies, without the unified one.
         (
             "11:memory:/docker/ID\n10:rdma:/\n1:name=systemd:/docker/ID\n0::/system.slice/containerd.service",
             Docker,
             false,
             None,
         ),
-        // A user's own Docker.
+        // Rootless Docker.
         (
             "0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-ID.scope",
             Docker,
             false,
             Some(1000),
         ),
-        // A kubelet's containers, by both cgroup drivers.
+        // A kubelet's containers, with both cgroup drivers.
         (&format!("0::{slices}/cri-containerd-ID.scope"), Containerd, true, None),
         (
             &format!(
@@ -80,7 +80,7 @@ fn what_runtimes_make_is_known() {
         ("0::/kubepods/podPOD/ID", Unnamed, true, None),
         ("0::/kubepods/burstable/podPOD/crio-ID", CriO, true, None),
         ("11:freezer:/kubepods/besteffort/podPOD/ID/kube-proxy", Unnamed, true, None),
-        // The kubelet for systemd, the runtime for cgroupfs.
+        // The kubelet's slice for systemd, the runtime's name for cgroupfs.
         (
             "11:pids:/system.slice/containerd.service/kubepods-burstable-podP_O_D.slice:cri-containerd:ID",
             Containerd,
@@ -88,7 +88,7 @@ fn what_runtimes_make_is_known() {
             None,
         ),
         ("0::/kubepods-burstable-podP_O_D.slice:cri-containerd:ID", Containerd, true, None),
-        // Podman: root's, a user's, with a cgroup of its own for the payload.
+        // Podman: root's, rootless, and with a separate cgroup for the payload.
         ("0::/machine.slice/libpod-ID.scope", Podman, false, None),
         ("0::/machine.slice/libpod-ID.scope/container", Podman, false, None),
         ("0::/machine.slice/machine-libpod_pod_INNER.slice/libpod-ID.scope", Podman, false, None),
@@ -100,7 +100,7 @@ fn what_runtimes_make_is_known() {
             Some(1000),
         ),
         ("0::/system.slice/nerdctl-ID.scope", Containerd, false, None),
-        // The outermost one counts, whatever is made inside it.
+        // The outermost container counts, whatever is created inside it.
         (
             "9:name=systemd:/docker/ID/docker/INNER\n2:freezer:/docker/ID/docker/INNER",
             Docker,
@@ -114,7 +114,7 @@ fn what_runtimes_make_is_known() {
             false,
             None,
         ),
-        // Seen from within another cgroup namespace.
+        // Seen from another cgroup namespace.
         ("0::/../docker-ID.scope", Docker, false, None),
         ("0::/../ID", Unnamed, false, None),
         ("0::/../../podPOD/ID", Unnamed, true, None),
@@ -125,9 +125,9 @@ fn what_runtimes_make_is_known() {
             true,
             None,
         ),
-        // It has ended, and left a process behind.
+        // The container has ended, and a process of it remains.
         ("0::/system.slice/docker-ID.scope (deleted)", Docker, false, None),
-        // A user cannot make a pod.
+        // A user cannot create a pod.
         (
             "0::/user.slice/user-7.slice/user@7.service/kubepods-podP_O_D.slice/cri-containerd-ID.scope",
             Containerd,
@@ -172,12 +172,12 @@ fn what_is_in_no_container_runs_on_the_host() {
         // A container's monitor.
         ("0::/machine.slice/libpod-conmon-ID.scope", Some("libpod-conmon-ID.scope")),
         ("0::/system.slice/crio-conmon-ID.scope", Some("crio-conmon-ID.scope")),
-        // No ids: too short, too long, in capitals.
+        // Not ids: too short, too long, upper case.
         ("0::/docker/31cb02944da7", None),
         ("0::/docker/ID0", None),
         ("0::/system.slice/docker-short.scope", Some("docker-short.scope")),
         ("0::/docker/9EC39B91F3D70E1BEFF50A308F77067065EA6BE0D91A3378375056CD4422CF3D", None),
-        // Not of a kubelet.
+        // Not a kubelet's.
         ("0::/mine.slice/mine-podP_O_D.slice", Some("mine-podP_O_D.slice")),
     ];
     for (text, unit) in table {
@@ -197,7 +197,7 @@ fn a_container_is_in_a_unit_and_a_pod_without_one_is_a_pod() {
     );
     let found = of("0::/kubepods.slice/kubepods-podP_O_D.slice");
     assert_eq!((found.pod, found.container), (Some(POD.parse().unwrap()), None));
-    // The hash of a static pod.
+    // A static pod's UID is a hash.
     let found = of("0::/kubepods/burstable/pod89f4f2cb511c3b0b7e5272cff5ec37bf/ID");
     assert_eq!(found.pod.unwrap().to_string(), "89f4f2cb-511c-3b0b-7e52-72cff5ec37bf");
 }
@@ -220,7 +220,7 @@ proptest! {
         let _ = Workload::of_cgroup(&file);
     }
 
-    /// Paths of pieces that mean something: whatever follows a container changes nothing.
+    /// Paths from meaningful pieces: whatever follows a container changes nothing.
     #[test]
     fn nobody_inside_a_container_can_be_another_one(
         inside in prop::collection::vec(prop::sample::select(vec![
@@ -238,8 +238,7 @@ proptest! {
         prop_assert_eq!(of(&path), alone);
     }
 
-    /// Nor can a user of the host, below the user's own service manager, be a container or a pod of
-    /// the node's.
+    /// Below a user's own service manager, a host user cannot pose as a container or pod of the node.
     #[test]
     fn a_user_s_own_containers_are_that_user_s(
         inside in prop::collection::vec(prop::sample::select(vec![

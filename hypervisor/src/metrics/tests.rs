@@ -1,4 +1,4 @@
-//! What is told of a node on which something of every kind is going on, and what is made of it.
+//! Metrics of a node on which everything occurs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const UUID: GpuId =
     GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
 const SECOND: u64 = 1_000_000_000;
 
-/// Each figure is another one.
+/// All figures are different.
 fn everything() -> Exposition {
     let owner = Owner::user(1000);
     let session = "train \"a\\b\"".to_owned();
@@ -107,7 +107,7 @@ fn everything() -> Exposition {
     Exposition { daemon, node, view: view(), memory }
 }
 
-/// Of a second device nothing can be read.
+/// A second device has no readable figures.
 fn view() -> View {
     let reading = |index, uuid| DeviceReading::unread(index, uuid, &Unread::NotSupported);
     let process = |pid, bytes| GpuProcess { pid, bytes: Some(bytes) };
@@ -147,7 +147,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// `scripts/test.sh` gives this file to promtool.
+/// `scripts/test.sh` passes this file to promtool.
 #[test]
 fn the_older_format_is_the_one_that_is_checked_in() {
     let text = everything().written(Format::Classic);

@@ -1,4 +1,4 @@
-//! What survives a restart.
+//! State that survives a restart.
 
 use super::snapshot::{SavedDevice, SavedSession};
 use super::tests::{GPUS, MS, by, node, register};
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 
 const HOUR: u64 = 3_600_000 * MS;
 
-/// A node with a session that owes 30 ms of a share of a half.
+/// A node with a session that owes 30 ms at a share of a half.
 fn in_debt() -> Node {
     let (mut node, worker) = holding();
-    // It has held for 160 ms, and said nothing.
+    // The worker held the device for 160 ms without a report.
     node.leave(worker, 260 * MS);
     node
 }
@@ -52,14 +52,14 @@ fn a_debt_and_the_counters_survive() {
     assert_eq!(session(&mut before, 260 * MS).presence, Presence::Left);
     let mut after = restarted(before.snapshot(260 * MS, 0));
     let waits = session(&mut after, 0);
-    // What was delivered lately is measured anew.
+    // Recent use is measured anew.
     let lately = SessionDevice { recent_ppm: None, mean_ppm: None, ..old.clone() };
     assert_eq!((waits.presence, &waits.devices[0]), (Presence::Restored, &lately));
     assert!(waits.id > before.last_session);
     let sums = node_sums(&mut after);
     assert_eq!((sums.sessions, sums.charged_us), (1, old.charged_us));
     let worker = after.admit(&by(9, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap().worker;
-    // Numbers are not given again.
+    // Ids are not reused.
     assert!(worker.0 > before.last_worker);
     let present = session(&mut after, 0);
     assert_eq!((present.presence, present.id), (Presence::Active, waits.id));
@@ -67,14 +67,14 @@ fn a_debt_and_the_counters_survive() {
     assert_eq!(back.balance_us, old.balance_us);
     assert_eq!(node_sums(&mut after).charged_us, old.charged_us);
     assert_eq!((back.charged_us, back.spare_us), (old.charged_us, old.spare_us));
-    // It has to earn the debt back first.
+    // The session must earn back its debt first.
     after.device(worker, &by(9, 0), GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert!(after.decide(GPUS[0], 40 * MS).is_empty());
     assert_eq!(after.decide(GPUS[0], 200 * MS).len(), 1);
     after.leave(worker, 210 * MS);
     let charged = only(&mut after, 210 * MS).charged_us;
     assert!((9_000..=11_000).contains(&(charged - old.charged_us)), "{charged}");
-    // What a device gave is the sum, also of accounts that are gone.
+    // A device's total includes removed accounts.
     after.forget_idle(10_000 * MS);
     assert!(after.sessions.is_empty());
     let [SavedDevice { delivered, .. }] = after.snapshot(10_000 * MS, 0).devices[..] else {
@@ -116,7 +116,7 @@ fn a_frozen_session_stays_frozen() {
     let mut after = restarted(before.snapshot(110 * MS, 0));
     let waits = session(&mut after, 0);
     assert_eq!((waits.state, waits.presence), (SessionState::Frozen, Presence::Restored));
-    // Also over a second restart, without a process.
+    // Also over a second restart without a process.
     let mut third = restarted(after.snapshot(0, 0));
     for node in [&mut after, &mut third] {
         let worker =
@@ -153,7 +153,7 @@ fn what_is_earned_between_a_restart_and_the_first_call_counts() {
     assert!((1..=51_000).contains(&balance), "{balance}");
 }
 
-/// A killed daemon has shown more than it wrote.
+/// A killed daemon has published more than it saved.
 #[test]
 fn no_counter_goes_back_after_a_kill() {
     let (mut before, worker) = holding();
@@ -162,7 +162,7 @@ fn no_counter_goes_back_after_a_kill() {
     let shown = only(&mut before, 500 * MS).charged_us;
     let mut after = restarted(saved);
     assert!(only(&mut after, 0).charged_us >= shown);
-    // It stands still until what was really used has reached it.
+    // The counter stands still until real use has caught up.
     let again = only(&mut after, 0).charged_us;
     let mut third = restarted(after.snapshot(0, 0));
     assert_eq!(only(&mut third, 0).charged_us, again);
@@ -177,7 +177,7 @@ fn a_session_without_processes_that_owes_nothing_is_forgotten_after_minutes() {
         node.forget_idle(after);
         node.restored.len()
     };
-    // Its debt of some 30 ms is earned back by then.
+    // The debt of some 30 ms is earned back by then.
     assert_eq!((kept(&snapshot, 9 * MINUTE), kept(&snapshot, 10 * MINUTE)), (1, 0));
     let mut owes = snapshot.clone();
     owes.sessions[0].devices[0].limit.share_ppm = 10;
@@ -213,7 +213,7 @@ fn another_owner_does_not_get_an_account_by_its_name() {
         after.sessions(Some(&inside.owner), None, &Sample::default(), 0).sessions.remove(0).devices;
     assert_eq!((sessions[0].charged_us, sessions[0].balance_us), (0, 0));
     assert_eq!(after.restored.len(), 1);
-    // And it is kept under its owner.
+    // And is saved under its owner.
     let saved = after.snapshot(0, 0);
     let owners: Vec<Owner> = saved.sessions.iter().map(|saved| saved.owner).collect();
     assert_eq!(owners, [inside.owner, Owner::user(0)]);
@@ -234,7 +234,7 @@ fn a_limit_that_is_lifted_is_kept_as_lifted() {
 }
 
 proptest! {
-    /// A file may say anything.
+    /// A file may contain anything.
     #[test]
     fn any_snapshot_is_taken(
         names in prop::collection::vec(".{0,300}", 0..4),

@@ -1,4 +1,4 @@
-//! Registrations, changes and ends of processes.
+//! Registrations, changes and exits of processes.
 
 use super::*;
 use crate::identity::{Container, Runtime};
@@ -77,7 +77,7 @@ fn the_latest_word_about_a_quota_counts() {
         list.sessions[0].devices[0].share_ppm
     };
     let first = node.admit(&by(7, 0), &half, 0).unwrap().worker;
-    // Another user's session of the same name is another session.
+    // Another user's session of the same name is a different session.
     assert!(node.admit(&by(9, 1000), &more, 0).unwrap().new);
     let own = node.sessions(Some(&Owner::user(1000)), None, &Sample::default(), 0);
     assert_eq!((own.sessions.len(), own.others), (1, 1));
@@ -111,7 +111,7 @@ fn sessions_of_one_name_and_user_in_two_containers_are_two() {
     let host = node.admit(&by(6, 0), &of(100_000), 0).unwrap().worker;
     let first = node.admit(&inside(7, "a"), &of(200_000), 0).unwrap().worker;
     node.admit(&inside(8, "b"), &of(300_000), 0).unwrap();
-    // Another process of the first container is of its session.
+    // Another process of the first container joins its session.
     node.admit(&inside(9, "a"), &of(200_000), 0).unwrap();
     let shown = |session: &Session| {
         let container = session.container.as_ref().map(|container| container.id[..1].to_owned());
@@ -129,7 +129,7 @@ fn sessions_of_one_name_and_user_in_two_containers_are_two() {
             expected(Some("b"), 300_000, &[8]),
         ]
     );
-    // Each sees its own.
+    // Each owner sees its own.
     let own = inside(7, "a").owner;
     let seen = node.sessions(Some(&own), None, &Sample::default(), 0);
     assert_eq!((seen.sessions.len(), seen.others), (1, 2));
@@ -163,7 +163,7 @@ fn a_limit_can_be_lifted_and_come_back() {
     assert_eq!(refused, CallRefused::NoLimit(GPUS[0]));
     node.change(workers[0], &by(7, 0), GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
     node.device(workers[1], &by(8, 0), GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
-    // Nothing was saved up while there was no limit.
+    // Nothing was saved while there was no limit.
     assert!(node.decide(GPUS[0], 100 * MS).is_empty());
     assert_eq!(node.decide(GPUS[0], 200 * MS).len(), 1);
 }
@@ -185,7 +185,7 @@ fn sessions_are_forgotten_when_they_owe_nothing() {
     let worker = node.admit(&by(7, 0), &message, 0).unwrap().worker;
     node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
-    // It dies in a kernel of 500 ms.
+    // The worker dies in a kernel of 500 ms.
     node.leave(worker, 600 * MS);
     node.forget_idle(600 * MS);
     assert_eq!(node.sessions.len(), 1);
@@ -209,9 +209,9 @@ fn there_is_a_limit_to_processes_and_sessions() {
             own
         };
         assert_eq!(fill(&mut node, 0), most / 2);
-        // Another user is served as if the first had never come.
+        // Another user gets as much as without the first user.
         assert_eq!(fill(&mut node, 1000), most / 4);
-        // A process that is served may go on, in any session.
+        // A registered process may register again, in any session.
         node.admit(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
     }
 }
@@ -269,12 +269,12 @@ fn there_is_a_limit_to_devices_that_cannot_be_looked_up() {
     };
     assert_eq!(fill(&mut node, 1000), UNLISTED_DEVICES / 2);
     assert_eq!(fill(&mut node, 1001), UNLISTED_DEVICES / 4);
-    // A device that somebody else has named already is not new.
+    // A device that another user has named is not new.
     node.admit(&by(1, 1001), &register("x", &devices(1000 * 10_000, 1)), 0).unwrap();
-    // One that can be looked up takes no place.
+    // A device that can be looked up takes no place.
     let listed = register("x", &devices(5, 1));
     node.register(&by(1, 1001), &listed, &BTreeSet::new(), 0).unwrap();
-    // What its processes leave is free again.
+    // Places of exited processes are free again.
     for worker in node.members.keys().copied().collect::<Vec<_>>() {
         node.leave(worker, 0);
     }
@@ -311,7 +311,7 @@ fn there_is_a_limit_to_quotas_of_all_sessions() {
     node.admit(&by(10_000, 1000), &register("a", &devices(0, 64)), 0).unwrap();
 }
 
-/// A debt of 10 s takes hours to earn back with a thousandth of the time.
+/// A debt of 10 s takes hours to earn back with a share of a thousandth.
 #[test]
 fn sessions_that_are_gone_and_owe_keep_nobody_out() {
     let mut node = node();
@@ -322,7 +322,7 @@ fn sessions_that_are_gone_and_owe_keep_nobody_out() {
         node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, now).unwrap();
         now += 2_500 * MS;
         assert_eq!(node.decide(GPUS[0], now).len(), 1, "{n}");
-        // Its next registration ends what runs.
+        // The next registration ends the running lease.
         now += 10_000 * MS;
         node.forget_idle(now);
         node.left = WORTH_FORGETTING;
@@ -332,7 +332,7 @@ fn sessions_that_are_gone_and_owe_keep_nobody_out() {
     node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), now).unwrap();
 }
 
-/// A process that had no limit yet when it sent its registration.
+/// A process sent its registration before it had a limit.
 #[test]
 fn a_late_registration_without_a_limit_takes_no_limit_away() {
     let mut node = node();
@@ -345,19 +345,19 @@ fn a_late_registration_without_a_limit_takes_no_limit_away() {
     for (worker, pid) in [(first, 7), (second, 8)] {
         assert!(node.device(worker, &by(pid, 0), GPUS[0]).is_ok(), "{pid}");
     }
-    // The one that told of it says that it is gone.
+    // The worker that reported the limit reports its removal.
     node.change(first, &by(7, 0), GPUS[0], ComputeLimit::NONE, 0).unwrap();
     let none = Err(CallRefused::NoLimit(GPUS[0]));
     assert_eq!(node.device(second, &by(8, 0), GPUS[0]).map(|_| ()), none);
-    // It ends: nobody is left who would say so.
+    // The worker exits: no other could report the removal.
     node.change(first, &by(7, 0), GPUS[0], limited.devices[0].limit, 0).unwrap();
     node.leave(first, 0);
     node.admit(&by(8, 0), &free, 0).unwrap();
     assert_eq!(node.device(second, &by(8, 0), GPUS[0]).map(|_| ()), none);
 }
 
-/// Whether a dense process of low priority is ever stopped for one of high priority that wants the device
-/// now and then. The first has no limit when it registers.
+/// Whether a dense process of low priority is ever stopped for one of high priority that wants the device now and then.
+/// The first process has no limit when it registers.
 fn is_stopped(handover: Option<Handover>) -> bool {
     let mut node = node();
     let mut message = register("low", &[(GPUS[0], 0)]);
@@ -402,7 +402,7 @@ fn is_stopped(handover: Option<Handover>) -> bool {
             held.insert(worker, (lease, now.saturating_sub(20 * MS)));
         }
     }
-    // Each is counted, and none is an event: they would displace all others.
+    // Each is counted, but not published as an event: there would be too many.
     let counted = |session: &SessionQuotas| session.served.get(&GPUS[0]).map_or(0, |s| s.stopped);
     assert_eq!(node.sessions.values().map(counted).sum::<u64>(), stopped);
     assert!(node.take_happened().len() < 5);

@@ -1,9 +1,9 @@
-//! What is written, what is read, and what is left alone.
+//! Writing and reading the state file, and files that are left alone.
 
 use super::*;
 use proptest::prelude::*;
 
-/// As it is written now, and as a later version may write it: with more, and with what cannot be read.
+/// Today's format, and a possible later one with additional and unreadable parts.
 const NOW: &str = include_str!("../../tests/golden/state-1.json");
 const LATER: &str = include_str!("../../tests/golden/state-1-with-more.json");
 
@@ -31,9 +31,9 @@ fn what_is_written_is_the_golden() {
 
 #[test]
 fn an_old_reader_understands_new_data_and_a_new_one_old_data() {
-    // Fields that are not known are ignored, and so are sessions and accounts that cannot be read.
+    // Unknown fields are ignored, and so are unreadable sessions and accounts.
     assert_eq!(read(LATER.as_bytes()).unwrap(), golden());
-    // Before there was anything.
+    // A file without state.
     assert_eq!(read(br#"{"version":1}"#).unwrap(), Snapshot::default());
     let first = br#"{"version":1,"node":{"sessions":[{"uid":7,"name":"a"}]}}"#;
     let session = read(first).unwrap().sessions.remove(0);
@@ -69,7 +69,7 @@ fn a_file_replaces_the_former_one_as_a_whole() {
 fn a_write_that_fails_leaves_the_former_file() {
     let (folder, file) = place();
     file.write(&golden()).unwrap();
-    // In the place of the new file is what cannot be removed as a file.
+    // The new file's path is taken by something that cannot be removed as a file.
     let new = folder.path().join("hypervisor.json.new");
     fs::create_dir(&new).unwrap();
     assert!(file.write(&Snapshot::default()).is_err());
@@ -125,7 +125,7 @@ proptest! {
         let _ = read(&text);
     }
 
-    /// A file that was cut or changed somewhere.
+    /// A file that was cut or changed anywhere.
     #[test]
     fn a_damaged_file_is_read_or_refused(at in 0..NOW.len(), byte: u8, cut: bool) {
         let mut text = NOW.as_bytes().to_vec();
