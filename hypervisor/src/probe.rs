@@ -31,7 +31,7 @@ pub enum Target {
 pub enum ProbeError {
     /// The text is not a target.
     #[error(
-        "{0:?}: the path of a Unix socket, a kubelet's directory device-plugins, or ADDRESS:PORT is accepted"
+        "{0:?} cannot be probed; expected a Unix socket's path, a kubelet's directory device-plugins, or ADDRESS:PORT"
     )]
     Target(String),
     /// The component does not answer.
@@ -43,7 +43,7 @@ pub enum ProbeError {
         source: io::Error,
     },
     /// The component answered with a status other than 200.
-    #[error("{whom}: {answer:?}; the status 200 is accepted")]
+    #[error("{whom} answered {answer:?}; expected status 200")]
     NotReady {
         /// The target.
         whom: String,
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(server.join().unwrap(), "GET /healthz HTTP/1.1");
         assert!(asked(&address, Some("/healthz")).unwrap_err().contains("refused"));
         let wrong = asked("localhost", None).unwrap_err();
-        assert!(wrong.starts_with("\"localhost\": the path of a Unix socket"), "{wrong}");
+        assert!(wrong.starts_with("\"localhost\" cannot be probed; expected"), "{wrong}");
     }
 
     #[test]

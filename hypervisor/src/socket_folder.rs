@@ -63,6 +63,6 @@ pub(super) fn is_trusted(folder: &Metadata) -> io::Result<()> {
     if owner == own || owner == 0 {
         return Ok(());
     }
-    let problem = format!("belongs to user {owner}, and must belong to user {own} or root");
+    let problem = format!("belongs to user {owner}; expected user {own} or root");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
 }

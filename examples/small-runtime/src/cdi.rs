@@ -21,7 +21,7 @@ pub(crate) enum CdiError {
     #[error("CDI file {0}: {1}")]
     File(PathBuf, io::Error),
     /// A hook of an unsupported kind.
-    #[error("a hook {0}: createRuntime is accepted")]
+    #[error("hook {0} is not supported; expected createRuntime")]
     Hook(String),
 }
 

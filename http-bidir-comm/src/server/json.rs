@@ -37,7 +37,7 @@ pub async fn read_json<T: DeserializeOwned>(
     let bytes = timeout(within, body.into_bytes_limit(most))
         .await
         .map_err(|_| {
-            let problem = format!("the body did not come within {within:?}");
+            let problem = format!("the body did not arrive within {within:?}");
             ApiError::new(StatusCode::REQUEST_TIMEOUT, problem)
         })?
         .map_err(|error| {

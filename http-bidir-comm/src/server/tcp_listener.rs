@@ -81,7 +81,7 @@ impl BoundedTcpListener {
                     return (stream, address, Place { wait, permit });
                 }
                 Err(_) => {
-                    let problem = format!("refused a connection: at most {} are served", self.most);
+                    let problem = format!("too many connections; expected at most {}", self.most);
                     refuse(&stream, ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem));
                 }
             }

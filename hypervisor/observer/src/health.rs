@@ -67,7 +67,7 @@ impl fmt::Display for Ailment {
             Self::Uncorrected(count) => write!(f, "{count} ECC errors could not be corrected"),
             Self::Lost => f.write_str("it does not answer: the device is lost"),
             Self::NeedsReset => f.write_str("it does not answer: the device needs a reset"),
-            Self::Missing => f.write_str("the driver does not list it any more"),
+            Self::Missing => f.write_str("the driver no longer lists the device"),
         }
     }
 }

@@ -392,7 +392,7 @@ impl Core {
         let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let (now, stall) = state.clock.read(system, state.alarm);
         if let Some(stall_ns) = stall {
-            tracing::warn!(milliseconds = stall_ns / 1_000_000, "stood still");
+            tracing::warn!(milliseconds = stall_ns / 1_000_000, "the daemon was stalled");
             state.waiting.clear();
             state.node.dismiss_all(now);
         }

@@ -106,7 +106,7 @@ impl Observing {
         let found = self.census.unknown(&readings, &self.core.served());
         let unknown = census::by_device(&found);
         let cordoned = cordon::read(&self.cordoned).inspect_err(|error| {
-            tracing::warn!(file = %self.cordoned.display(), %error, "cordoned devices are not known");
+            tracing::warn!(file = %self.cordoned.display(), %error, "cannot read which devices are cordoned");
         });
         let view = self.core.observe(|model| {
             let mut changes = model.read(readings);

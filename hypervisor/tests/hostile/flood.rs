@@ -223,7 +223,7 @@ fn an_unfinished_call_ends_in_time() {
     let body = start(b"POST /v1/register HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{");
     let (answer, took) = body.join().unwrap();
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
-    assert!(answer.contains("did not come within 2s"), "{answer}");
+    assert!(answer.contains("did not arrive within 2s"), "{answer}");
     assert!(took < Duration::from_secs(8), "{took:?}");
     for connection in [head, idle] {
         let (_, took) = connection.join().unwrap();

@@ -184,7 +184,7 @@ fn a_crowd_on_the_port_leaves_the_socket_alone() {
         }
         assert!(start.elapsed() < PATIENCE);
     };
-    assert!(answer.contains(" 503 ") && answer.contains("at most 32 are served"), "{answer}");
+    assert!(answer.contains(" 503 ") && answer.contains("expected at most 32"), "{answer}");
     drop(crowd);
     let start = Instant::now();
     while client(address, Some(TOKEN)).get::<SessionList>(api::path::SESSIONS, PATIENCE).is_err() {

@@ -60,9 +60,7 @@ struct Cli {
 enum Error {
     #[error("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver: {0}")]
     Nvml(#[from] NvmlError),
-    #[error(
-        "No devices were found: -i {0} names none; an index, a UUID or a PCI address is accepted"
-    )]
+    #[error("No devices were found: -i {0} names none; expected an index, a UUID or a PCI address")]
     Unknown(String),
     #[error(transparent)]
     Query(#[from] QueryError),

@@ -16,9 +16,9 @@ pub(crate) struct Format {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueryError {
-    #[error("--format is missing: csv[,noheader][,nounits] is accepted")]
+    #[error("--format is missing; expected csv[,noheader][,nounits]")]
     NoFormat,
-    #[error("'{0}' is no format: csv[,noheader][,nounits] is accepted")]
+    #[error("'{0}' is not a format; expected csv[,noheader][,nounits]")]
     Format(String),
     #[error("Field \"{field}\" is not a valid field to query. These are: {}", known.join(", "))]
     Field { field: String, known: Vec<&'static str> },

@@ -314,7 +314,7 @@ async fn half_sent_bodies_and_idle_connections_are_bounded_and_end() {
     // The first one has all places; the others are told.
     let answers = answers.await.expect("they are not held for ever");
     assert!(
-        answers.iter().any(|said| said.contains("the body did not come within")),
+        answers.iter().any(|said| said.contains("the body did not arrive within")),
         "{answers:?}"
     );
     assert!(
