@@ -527,7 +527,6 @@ fn told(words: Words, used: Used, done: bool) -> Told {
     match words {
         Words::True => Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done },
         Words::Idle => Told { held_ns, estimated_ns: 0, backlogged_ns: 0, idle_ns: held_ns, done },
-        Words::Nothing => Told { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, idle_ns: 0, done },
         Words::Half => {
             let (estimated_ns, backlogged_ns) = (estimated_ns / 2, backlogged_ns / 2);
             Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done }

@@ -15,8 +15,6 @@ pub enum Words {
     True,
     /// That it used nothing of what it held.
     Idle,
-    /// Nothing at all: not even for how long it held.
-    Nothing,
     /// That it used half of it.
     Half,
 }

@@ -1,5 +1,5 @@
-//! A session whose reports are false, beside one that tells the truth. Other lies are told in virtual time (`fake-world`,
-//! `lies`).
+//! A session whose reports are false, beside one that tells the truth. Other lies are told in virtual time
+//! (`scheduler`, `liars`).
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, start,

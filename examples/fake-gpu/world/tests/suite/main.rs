@@ -4,7 +4,6 @@
 
 mod deaths;
 mod devices;
-mod lies;
 mod long_work;
 mod seeds;
 mod shares;
