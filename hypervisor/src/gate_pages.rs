@@ -89,8 +89,8 @@ impl GatePages {
         }
     }
 
-    /// Removes and returns the leases whose work is done; stops awaiting those whose page is inconsistent, and
-    /// `called`, whose process has just signalled without an end.
+    /// Removes and returns the leases whose work is done. Stops awaiting leases whose page is inconsistent, and
+    /// `called`: its process has signalled although the end is not reached.
     pub(super) fn take_ended(&mut self, called: Option<HeldLease>) -> Vec<HeldLease> {
         let mut ended = Vec::new();
         self.awaited.retain(|(held, end)| match end.look() {

@@ -104,8 +104,8 @@ enum Command {
         /// Format in which devices are registered with HAMi's scheduler: json, or fields for older versions
         #[arg(long, value_name = "FORM", default_value = HamiForm::Json.name())]
         hami_registration: HamiForm,
-        /// Name of this node in its cluster. With it, the agent reads pods from the API server and writes the node's devices
-        /// and events there
+        /// Name of this node in its cluster. With it, the agent reads pods from the API server and writes the node's
+        /// devices and events there
         #[arg(long, value_name = "NAME", env = "NODE_NAME")]
         node_name: Option<String>,
         /// Kubeconfig for the API server [default: the pod's service account]
@@ -120,31 +120,33 @@ enum Command {
         /// Directory with libcuda_limiter.so and libadd_path.so, which containers preload
         #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
         library: PathBuf,
-        /// Copy the libraries of --library into this directory of the node and exit: an init step for images. With --hook,
-        /// also copy this program
+        /// Copy the libraries of --library into this directory of the node and exit: an init step for images. With
+        /// --hook, also copy this program
         #[arg(long, value_name = "DIR", conflicts_with = "check")]
         install: Option<PathBuf>,
         /// Socket of the node's daemon; containers get its directory mounted
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
         /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
-        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file;
-        /// mounts names them and mounts the driver's libraries, for runtimes without NVIDIA support
+        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI
+        /// file; mounts names them and mounts the driver's libraries, for runtimes without NVIDIA support
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
         /// The node's directory with libcuda.so.1, for --devices mounts [default: the usual driver directories]
         #[arg(long, value_name = "DIR")]
         driver: Option<PathBuf>,
-        /// Keep the libraries of an image's own /etc/ld.so.preload, loaded behind the limiter, by a hook of the container
-        /// runtime: containerd 1.7 or later with enable_cdi, or CRI-O. Without this option that file is hidden
+        /// Keep the libraries of an image's own /etc/ld.so.preload, loaded behind the limiter, by a hook of the
+        /// container runtime: containerd 1.7 or later with enable_cdi, or CRI-O. Without this option that file is
+        /// hidden
         #[arg(long)]
         keep_image_preloads: bool,
-        /// Run a DRA driver, gpu.sluice.dev, beside the device plugins: Kubernetes 1.34 or later, and a container runtime
-        /// that reads CDI files
+        /// Run a DRA driver, gpu.sluice.dev, beside the device plugins: Kubernetes 1.34 or later, and a container
+        /// runtime that reads CDI files
         #[arg(long, requires = "node_name")]
         dra: bool,
-        /// Limit containers of KAI's pods (gpu-fraction, gpu-memory), and with shared claims of NVIDIA's DRA driver, as the
-        /// container runtime creates them, by NRI: containerd 2, or 1.7 with NRI switched on [default socket: /var/run/nri/nri.sock]
+        /// Limit containers of KAI's pods (gpu-fraction, gpu-memory), and with shared claims of NVIDIA's DRA driver, as
+        /// the container runtime creates them, by NRI: containerd 2, or 1.7 with NRI switched on [default socket:
+        /// /var/run/nri/nri.sock]
         #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = node::NRI)]
         nri: Option<PathBuf>,
         /// Directory from which the container runtime reads CDI files, for --keep-image-preloads and --dra
@@ -166,7 +168,8 @@ enum Command {
         #[command(flatten)]
         log: LogOptions,
     },
-    /// Run the admission webhook: API servers call it at /mutate and /validate to complete and check pods that request GPUs
+    /// Run the admission webhook: API servers call it at /mutate and /validate to complete and check pods that request
+    /// GPUs
     Webhook {
         /// Address to listen on
         #[arg(long, value_name = "ADDRESS:PORT", default_value = webhook::LISTEN)]
@@ -177,21 +180,22 @@ enum Command {
         /// Other names for resources, as pods of this cluster request them; their own names are left to others then
         #[arg(long, value_name = "NAME=OTHER,...")]
         resource_names: Option<ResourceNames>,
-        /// Scheduler for GPU pods that name none. For its pods nodeName becomes a node selector, and a container that only
-        /// counts GPUs of VGPU-Manager gets 100 cores
+        /// Scheduler for GPU pods that name none. For its pods nodeName becomes a node selector, and a container that
+        /// only counts GPUs of VGPU-Manager gets 100 cores
         #[arg(long, value_name = "NAME")]
         scheduler_name: Option<String>,
         /// Runtime class for GPU pods that name none
         #[arg(long, value_name = "NAME")]
         runtime_class: Option<String>,
-        /// Use the certificate chain in this file, and read it again when it changes: PEM, the server's certificate first
+        /// Use the certificate chain in this file, and read it again when it changes: PEM, the server's certificate
+        /// first
         #[arg(long, value_name = "FILE", requires = "tls_key")]
         tls_cert: Option<PathBuf>,
         /// Private key of the certificate: PEM
         #[arg(long, value_name = "FILE", requires = "tls_cert")]
         tls_key: Option<PathBuf>,
-        /// Without --tls-cert: namespace of the Service, and of the Secret in which replicas share a certificate of their
-        /// own, valid for 90 days and replaced after 60
+        /// Without --tls-cert: namespace of the Service, and of the Secret in which replicas share a certificate of
+        /// their own, valid for 90 days and replaced after 60
         #[arg(
             long,
             value_name = "NAME",
@@ -208,8 +212,8 @@ enum Command {
         #[command(flatten)]
         log: LogOptions,
     },
-    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, prioritize, preempt and bind to place pods
-    /// on single GPUs
+    /// Run the scheduler extender: kube-scheduler calls it at /scheduler/filter, prioritize, preempt and bind to place
+    /// pods on single GPUs
     Scheduler {
         /// Address to listen on; only loopback addresses are accepted, because every caller can bind pods
         #[arg(long, value_name = "ADDRESS:PORT", default_value = extender::LISTEN)]
@@ -220,11 +224,12 @@ enum Command {
         /// Other names for resources, as pods of this cluster request them; their own names are left to others then
         #[arg(long, value_name = "NAME=OTHER,...")]
         resource_names: Option<ResourceNames>,
-        /// Feature gates, with VGPU-Manager's names: with SerialBindNode, a pod is bound once the previous pod on its node
-        /// has its GPUs; with GPUTopology, device-topology-mode link and link-strict go by NVLink
+        /// Feature gates, with VGPU-Manager's names: with SerialBindNode, a pod is bound once the previous pod on its
+        /// node has its GPUs; with GPUTopology, device-topology-mode link and link-strict go by NVLink
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "SerialBindNode=true")]
         feature_gates: FeatureGates,
-        /// Lease that chooses one of several extenders, such as kube-system/sluice-extender [default: this is the only one]
+        /// Lease that chooses one of several extenders, such as kube-system/sluice-extender [default: this is the only
+        /// one]
         #[arg(long, value_name = "NAMESPACE/NAME")]
         lease: Option<extender::LeaseName>,
         /// Kubeconfig for the API server [default: the pod's service account]
@@ -248,8 +253,8 @@ enum Command {
     },
     /// Ask a running part whether it is ready, and exit with 0 if so, else with 1: a probe for containers
     Probe {
-        /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which one of the
-        /// node agent's sockets has to accept a connection, if there are any
+        /// The daemon's socket, the extender's ADDRESS:PORT, or the kubelet's directory device-plugins, in which one of
+        /// the node agent's sockets has to accept a connection, if there are any
         #[arg(value_name = "WHOM")]
         target: String,
         /// Path to GET, such as /healthz or /readyz, which has to be answered by status 200 [default: only connect]
@@ -507,7 +512,8 @@ struct Seen {
     /// Other names for resources, as pods of this cluster request them
     #[arg(long, value_name = "NAME=OTHER,...")]
     resource_names: Option<ResourceNames>,
-    /// Feature gates, with VGPU-Manager's names: with GPUTopology, device-topology-mode link and link-strict go by NVLink
+    /// Feature gates, with VGPU-Manager's names: with GPUTopology, device-topology-mode link and link-strict go by
+    /// NVLink
     #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
     feature_gates: FeatureGates,
 }

@@ -187,8 +187,8 @@ impl Table {
         let newest = find(c"cuGetProcAddress_v2");
         // CUDA 11 drivers only have the first version.
         let symbol = if newest.is_null() { find(c"cuGetProcAddress") } else { newest };
-        // SAFETY: null becomes None; else it is the function of this name with its type in cuda.h. The first form has no
-        // last argument, which a caller may pass all the same in this calling convention.
+        // SAFETY: null becomes None; else it is the function of this name with its type in cuda.h. The first form has
+        // no last argument, which a caller may pass all the same in this calling convention.
         let look_up =
             unsafe { core::mem::transmute::<*mut c_void, Option<GetProcAddress>>(symbol) };
         let look_up = look_up.ok_or_else(load_error)?;
