@@ -43,7 +43,7 @@ pub enum ClientError {
     /// The server understood the call and refused it.
     #[error("refused ({status}): {message}")]
     Refused {
-        /// HTTP status: below 200, or 300 and more.
+        /// HTTP status, 300 or more.
         status: u16,
         /// The server's message.
         message: String,
