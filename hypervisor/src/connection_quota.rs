@@ -56,7 +56,6 @@ impl ConnectionQuota {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// Takes a permit for a user.
     pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<ConnectionPermit, CallRefused> {
         let mut taken = self.taken();
         let own = taken.by_user.get(&uid).copied().unwrap_or(0);

@@ -34,7 +34,6 @@ impl From<io::Error> for LockRefused {
 }
 
 impl PathLock {
-    /// Takes the lock `<path>.lock`.
     pub(super) fn take(path: &Path) -> Result<Self, LockRefused> {
         let mut name = path.as_os_str().to_owned();
         name.push(".lock");

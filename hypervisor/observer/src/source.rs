@@ -76,7 +76,6 @@ impl Drop for Watch {
     }
 }
 
-/// Sleeps for `time`, or until `over` is set.
 pub(crate) fn sleep(time: Duration, over: &AtomicBool) {
     let mut left = time;
     while !left.is_zero() && !over.load(Ordering::Acquire) {

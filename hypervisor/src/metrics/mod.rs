@@ -55,7 +55,6 @@ pub(crate) struct Exposition {
     pub(crate) memory: Sample,
 }
 
-/// Figures of the daemon itself.
 #[derive(Debug)]
 pub(crate) struct DaemonFigures {
     pub(crate) ready: bool,

@@ -18,7 +18,6 @@ fn with(device: &DeviceView, name: &'static str, value: impl ToString) -> Labels
     labels
 }
 
-/// Labels that describe a device.
 fn described(device: &DeviceView) -> Labels<'static> {
     let DeviceReading { index, name, hardware, .. } = &device.reading;
     let mut labels = with(device, "index", index);

@@ -37,7 +37,6 @@ pub(crate) struct OnDevice {
     pub(crate) served: Served,
 }
 
-/// Figures of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SessionFigures {
     pub(crate) owner: Owner,

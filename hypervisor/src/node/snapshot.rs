@@ -40,7 +40,6 @@ pub(crate) struct Snapshot {
     pub(crate) devices: Vec<SavedDevice>,
 }
 
-/// A session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSession {
     #[serde(flatten)]

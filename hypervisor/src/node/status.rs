@@ -217,7 +217,6 @@ fn work_state(device: &Scheduler, worker: WorkerId) -> WorkerState {
     }
 }
 
-/// A session's message without processes.
 fn without_processes(key: &SessionKey, id: SessionId, frozen: bool) -> Session {
     let SessionKey { owner, name } = key;
     Session {

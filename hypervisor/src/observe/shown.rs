@@ -24,7 +24,6 @@ impl UnreadFigures {
     }
 }
 
-/// A device's figures.
 pub(crate) fn figures(device: &DeviceView) -> Figures {
     let reading = &device.reading;
     let mut unread = UnreadFigures::default();
@@ -61,7 +60,6 @@ fn microseconds_since(device: &DeviceView) -> u64 {
     u64::try_from(device.taken.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A device's health.
 pub(crate) const fn health(device: &DeviceView) -> DeviceHealth {
     if device.health.is_healthy() { DeviceHealth::Healthy } else { DeviceHealth::Unhealthy }
 }

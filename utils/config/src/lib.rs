@@ -311,7 +311,6 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
     ConfigError::Incomplete { set: name(set), missing: name(missing) }
 }
 
-/// A line for each setting without effect.
 fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
     let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
         (Meaning::MemoryLimit, Value::Unsaid) => Some("0 means no memory limit"),

@@ -20,7 +20,6 @@ impl State {
         self.processes[process as usize].queues = queues.clamp(1, MOST_QUEUES);
     }
 
-    /// The queue for the process's next stream.
     pub(crate) fn next_queue(&mut self, process: u32, device: u32) -> u32 {
         let process = &mut self.processes[process as usize];
         let client = &mut process.clients[device as usize];

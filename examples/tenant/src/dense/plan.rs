@@ -20,7 +20,6 @@ pub(super) struct Plan {
     pub(super) threads: usize,
     /// Streams per thread.
     pub(super) lanes: usize,
-    /// Kernels per launch.
     pub(super) kernels_per_launch: u64,
     /// Launches between two events.
     pub(super) launches_per_group: u64,

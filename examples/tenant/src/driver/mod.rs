@@ -19,7 +19,6 @@ pub(crate) use stream::{Event, Stream};
 
 use driver::cuda::CuResult;
 
-/// Errors of the driver.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
     /// The driver could not be loaded.
@@ -28,7 +27,6 @@ pub(crate) enum DriverError {
     /// The driver lacks a function.
     #[error("the CUDA driver has no {0}: it is too old")]
     Missing(&'static str),
-    /// No such device.
     #[error("device {index} does not exist: expected a number below {count}")]
     NoSuchDevice { index: u32, count: i32 },
     /// A driver call failed.
