@@ -64,8 +64,8 @@ impl GridModel {
         (LEAST_GUESS_NS..=MOST_GUESS_NS).contains(&ns).then_some(Guess { bound, ns: ns as u64 })
     }
 
-    /// So many threads were seen to take so long. `trial`: what was guessed for the sample, if that was drawn, and what it
-    /// took itself.
+    /// So many threads were seen to take so long. `trial`: what was guessed for the sample, if that was drawn, and what
+    /// it took itself.
     pub fn add(&mut self, threads: u64, ns: u64, trial: Option<(Guess, u64)>, alone: bool) {
         if let Some((Guess { bound, .. }, ns)) = trial {
             self.add_trial(Trial { guessed_ns: bound, ns: ns as f64, alone });

@@ -4,9 +4,10 @@
 //! I/O here, and no `unsafe`: the governor in `libcuda_limiter.so` calls it with what it sees, and the virtual world
 //! (`examples/fake-gpu/world`) with what a model does.
 //!
-//! [`Samples`] and [`GridModel`] tell how long work takes, and [`LaunchTimes`] how far off that was lately. [`Tenure`] is a
-//! lease while its gate is open, [`Usage`] what of it counts as used, [`Stall`] whether work waits for what the program does
-//! next. [`Rest`] is how long something is left alone after a failure, [`Absence`] when a daemon that is gone is tried again.
+//! [`Samples`] and [`GridModel`] tell how long work takes, and [`LaunchTimes`] how far off that was lately. [`Tenure`]
+//! is a lease while its gate is open, [`Usage`] what of it counts as used, [`Stall`] whether work waits for what the
+//! program does next. [`Rest`] is how long something is left alone after a failure, [`Absence`] when a daemon that is
+//! gone is tried again.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

@@ -102,8 +102,8 @@ impl Samples {
         self.undisturbed.is_some()
     }
 
-    /// Whether the latest one, which took so long, says otherwise than the estimate. Beside another session a longer one may
-    /// be that one's doing; the next ones tell.
+    /// Whether the latest one, which took so long, says otherwise than the estimate. Beside another session a longer
+    /// one may be that one's doing; the next ones tell.
     pub fn are_doubtful(&self, ns: u64, estimate: u64) -> bool {
         self.stray > 0 || ns > estimate.saturating_mul(2)
     }

@@ -1,5 +1,5 @@
-//! How long each kind of work takes: what [`limiter_core::Samples`] say, where a launch sees it without a lock. How the launch
-//! finds it: [`super::kinds`].
+//! How long each kind of work takes: what [`limiter_core::Samples`] say, where a launch sees it without a lock. How the
+//! launch finds it: [`super::kinds`].
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use limiter_core::{GridModel, Guess, Samples};
@@ -8,8 +8,8 @@ use std::sync::{Mutex, RwLock};
 /// The launches of one function on grids of any size.
 #[derive(Default)]
 pub(super) struct Family {
-    /// How often it has been met while nothing could be guessed. What the driver loads for its first launch would be taken for
-    /// that one's duration.
+    /// How often it has been met while nothing could be guessed. What the driver loads for its first launch would be
+    /// taken for that one's duration.
     met: AtomicU64,
     // In a forked child a thread that is not there may hold it: it is tried only.
     grids: RwLock<GridModel>,

@@ -1,4 +1,5 @@
-//! The slow way of a launch: to a gate that may be closed, into a batch that may be full, of work that may not be known.
+//! The slow way of a launch: to a gate that may be closed, into a batch that may be full, of work that may not be
+//! known.
 
 use super::estimate::Estimate;
 use super::fast_path::FAST_PATH;
@@ -62,8 +63,8 @@ impl Launch {
         self.estimate.is_some_and(Estimate::is_collective)
     }
 
-    /// Waits until it may go on; tells whether it does so behind the gate in its stream. `Err`: nothing limits it any more, and
-    /// `call` has been called, or it may not go on.
+    /// Waits until it may go on; tells whether it does so behind the gate in its stream. `Err`: nothing limits it any
+    /// more, and `call` has been called, or it may not go on.
     fn pass(
         &self,
         call: &mut dyn FnMut() -> CuResult,
@@ -81,8 +82,8 @@ impl Launch {
                 stream_gate.block().goes_on();
             }
             let is_open = lane::enter(gate, self.stream, lane.as_ref());
-            // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
-            // the driver waits with that for streams that are held, and other threads for the driver.
+            // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded
+            // first: the driver waits with that for streams that are held, and other threads for the driver.
             let may_be_held = || {
                 let is_governed = gate.life.governed.load(Ordering::Acquire);
                 self.expected_ns().is_some() && !may_block && is_governed

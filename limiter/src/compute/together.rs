@@ -100,8 +100,8 @@ impl Set {
         call
     }
 
-    /// A lease ends; `stuck`: a collective stands still that has begun. For the sake of what `call` was made for nobody is to go
-    /// on any more.
+    /// A lease ends; `stuck`: a collective stands still that has begun. For the sake of what `call` was made for nobody
+    /// is to go on any more.
     pub(super) fn ends(&self, stuck: bool, call: u64) {
         if let Some(page) = self.ledger.page() {
             self.own.ends(page, stuck);

@@ -78,8 +78,8 @@ struct Ending {
     done_at: Option<u64>,
     /// When it should have been when the daemon was told so.
     told_early: Option<u64>,
-    /// When the account was last told, and whether all of the work may only have waited at some moment since then. Nobody
-    /// sees for how much of the time.
+    /// When the account was last told, and whether all of the work may only have waited at some moment since then.
+    /// Nobody sees for how much of the time.
     told: u64,
     waited: bool,
     /// When others were last called, and by which call.
@@ -178,8 +178,8 @@ impl Tenure {
         }
     }
 
-    /// Sees what is done. Where nothing is for long, others are called to launch what it may wait for, or the gate is opened
-    /// for a moment. Returns whether the lease is over: what has begun waits for what is held.
+    /// Sees what is done. Where nothing is for long, others are called to launch what it may wait for, or the gate is
+    /// opened for a moment. Returns whether the lease is over: what has begun waits for what is held.
     fn stands_still(
         &mut self,
         now: u64,
@@ -237,8 +237,8 @@ impl Tenure {
         lanes.begun_takes_ns(gate).map(|ns| self.see_progress(now).1.saturating_add(ns))
     }
 
-    /// Whether all is about to be done, and the lease is over for that: by a word, after which the governor goes on to see how
-    /// long it takes, or by itself.
+    /// Whether all is about to be done, and the lease is over for that: by a word, after which the governor goes on to
+    /// see how long it takes, or by itself.
     fn is_about_to_end(
         &mut self,
         now: u64,

@@ -189,7 +189,8 @@ impl Tenure {
         }
     }
 
-    /// Asks for the lease to go on. `changed`: the limits have then, and it may have nothing left of what it was granted.
+    /// Asks for the lease to go on. `changed`: the limits have then, and it may have nothing left of what it was
+    /// granted.
     fn renew(&mut self, account: &mut Account, neighbours: &mut Neighbours, changed: Option<u64>) {
         self.tell_use("");
         let (lease, used) = (self.holding.lease, self.holding.take_used());

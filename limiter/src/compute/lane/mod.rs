@@ -44,8 +44,8 @@ pub(super) use thread::{
 };
 pub(super) use turnstile::Turnstile;
 
-/// Entries of the driver's queue that may be taken: a launch takes one. An H200 blocks the thread at 1,020, and then every
-/// other thread, too.
+/// Entries of the driver's queue that may be taken: a launch takes one. An H200 blocks the thread at 1,020, and then
+/// every other thread, too.
 const MOST_ENTRIES: u64 = 900;
 /// The largest batch, in launches.
 const MAX_BATCH: u32 = 512;

@@ -1,5 +1,5 @@
-//! Leases from the daemon, and operation without it. All of these measure, so run one test at a time. Shares of every size
-//! are tested in virtual time (`fake-world`, `shares`).
+//! Leases from the daemon, and operation without it. All of these measure, so run one test at a time. Shares of every
+//! size are tested in virtual time (`fake-world`, `shares`).
 
 use crate::common::{
     self, COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually,

@@ -1,6 +1,6 @@
-//! Sessions that use several devices together: collective kernels spin on one device until those of the other
-//! have begun. All of these measure, so run one test at a time. How jobs of several sessions share devices is tested in virtual
-//! time (`fake-world`, `devices`).
+//! Sessions that use several devices together: collective kernels spin on one device until those of the other have
+//! begun. All of these measure, so run one test at a time. How jobs of several sessions share devices is tested in
+//! virtual time (`fake-world`, `devices`).
 
 use crate::common::{Outcome, Running, Stage, built, eventually, start};
 use limits::env::GATES;

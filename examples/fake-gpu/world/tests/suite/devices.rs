@@ -10,8 +10,8 @@ fn job(devices: std::ops::Range<u32>, program: Program) -> Tenant {
     Tenant { devices: devices.collect(), ..Tenant::new(ComputeLimit::fixed(450_000), program) }
 }
 
-/// What each session used of each of its devices, in thousandths of the time: at least, and at most. Gates are on threads,
-/// and in streams.
+/// What each session used of each of its devices, in thousandths of the time: at least, and at most. Gates are on
+/// threads, and in streams.
 fn each_within(tenants: &[Tenant], devices: u32, least: u64, most: u64) {
     for in_stream in [false, true] {
         let tenants: Vec<_> =
