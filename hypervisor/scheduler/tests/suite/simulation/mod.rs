@@ -5,6 +5,8 @@
 //! twentieth if a dense one overlaps with sparse ones. `sparse_cost_ppm` and `sliced_ppm` add to
 //! that. The simulation keeps its own records, and fails as soon as two dense workers hold at once.
 
+#[path = "../../../../../examples/fake-gpu/world/src/dice.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the virtual world's, which needs more of it")]
 mod dice;
 pub(crate) mod node;
 mod tenant;
