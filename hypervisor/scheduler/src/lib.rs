@@ -42,7 +42,6 @@ mod alone;
 mod audit;
 mod density;
 mod division;
-mod gang;
 mod lease;
 mod order;
 mod preempt;
@@ -57,8 +56,8 @@ mod types;
 
 pub use account::SavedBalance;
 pub use density::Class;
-pub use gang::Gangs;
 pub use limits::turns::Handover;
 pub use scheduler::Scheduler;
+pub use scheduler::gang::Gangs;
 pub use scheduler::view::{DeviceView, LeaseView, SessionView, WorkerState};
 pub use types::{Grant, LeaseId, Paid, ScheduleError, SessionId, Told, WorkerId};

@@ -1,8 +1,9 @@
 //! The sessions and workers of one device, and the state of its sharing.
 
 mod decision;
+pub(crate) mod gang;
 mod reports;
-pub(crate) mod together;
+mod together;
 pub(crate) mod view;
 
 use limits::turns::Handover;
@@ -283,12 +284,6 @@ impl Scheduler {
             self.roster.settle(session, now);
             self.forget_savings(session);
         }
-    }
-
-    /// Whether nothing is granted.
-    #[must_use]
-    pub const fn is_suspended(&self) -> bool {
-        self.suspended
     }
 
     /// Leases that their workers may keep from now on while they do not use them, because nobody else holds or waits,

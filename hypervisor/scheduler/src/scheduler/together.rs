@@ -2,8 +2,8 @@
 //! of its devices at once: see [`crate::Gangs`].
 
 use crate::roster::Worker;
+use crate::scheduler::Scheduler;
 use crate::scheduler::decision::Longer;
-use crate::scheduler::{Reserved, Scheduler};
 use crate::spare;
 use crate::tuning::SHORTEST_REST_NS;
 use crate::turn;
@@ -31,11 +31,6 @@ impl Scheduler {
         own.account.order_mut().set_together(together);
         own.may_pay_sooner = [true; 2];
         self.rounds.look_again();
-    }
-
-    /// How long the device's rounds are.
-    pub(crate) fn round_ns(&self) -> u64 {
-        self.rounds.ns()
     }
 
     /// The workers of the session that have used the device: each process of a session is known on all of its devices.
@@ -70,16 +65,6 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the device for a session from a moment on; `None`: for nobody.
-    pub(crate) fn reserve(&mut self, session: Option<(SessionId, u64)>) {
-        self.reserved = session.map(|(session, from)| Reserved { session, from });
-    }
-
-    /// Whether the session wants the device, or did so just now.
-    pub(crate) fn is_wanted_by(&self, session: SessionId, now: u64) -> bool {
-        self.roster.is_active(session, now)
-    }
-
     /// Whether a worker of the session holds a lease that others wait for.
     pub fn is_held_by(&self, session: SessionId) -> bool {
         self.roster.is_held_by(session)
@@ -110,16 +95,6 @@ impl Scheduler {
             .holding()
             .filter(|(_, own, held)| own.session != session && own.is_dense() && held.counts());
         others.map(|(_, _, held)| held.ends_at).max().unwrap_or(0)
-    }
-
-    /// Whether a turn alone may begin.
-    pub(crate) fn may_suspect(&self) -> bool {
-        self.alone.may_begin()
-    }
-
-    /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
-    pub(crate) fn is_session_in_doubt(&self, session: SessionId, now: u64) -> bool {
-        self.alone.is_due(&self.roster, session, now)
     }
 
     /// Takes all workers of a session for dense until they had a turn alone.
@@ -196,11 +171,6 @@ impl Scheduler {
         let goes_on =
             ends.0.saturating_sub(now) >= SHORTEST_REST_NS && !session.frozen && !self.suspended;
         goes_on.then(|| self.prolong(worker, held.paid, ends, now))?
-    }
-
-    /// The end of a lease.
-    pub(crate) fn ends_at(&self, worker: WorkerId) -> Option<u64> {
-        self.roster.held(worker).map(|held| held.ends_at)
     }
 
     fn way_to_pay(&self, worker: WorkerId, session: SessionId, now: u64) -> Option<(Paid, u64)> {

@@ -18,8 +18,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::scheduler::Scheduler;
 use crate::scheduler::together::Offer;
+use crate::scheduler::{Reserved, Scheduler};
 use crate::types::{Grant, LeaseId, SessionId, WorkerId};
 
 /// What a gang holds.
@@ -98,7 +98,7 @@ impl<D: Copy + Ord> Gangs<D> {
             scheduler.set_together(session, is_gang && devices.contains(&device));
             // Found anew with the next decision, if it is a gang still.
             scheduler.set_among_dense(session, false);
-            scheduler.reserve(None);
+            scheduler.reserved = None;
         }
         if !is_gang {
             self.0.remove(&session);
@@ -112,7 +112,7 @@ impl<D: Copy + Ord> Gangs<D> {
     /// Grants what gangs can have now. To be called before [`Scheduler::decide`].
     pub fn decide(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) -> Vec<(D, Grant)> {
         for gang in self.0.values() {
-            of_mut(&gang.devices, schedulers).for_each(|(_, scheduler)| scheduler.reserve(None));
+            of_mut(&gang.devices, schedulers).for_each(|(_, scheduler)| scheduler.reserved = None);
         }
         self.classify(schedulers, now);
         self.suspect(schedulers, now);
@@ -129,7 +129,7 @@ impl<D: Copy + Ord> Gangs<D> {
                 Some(window) => {
                     for (device, scheduler) in of_mut(&used, schedulers) {
                         if gang.dense {
-                            scheduler.reserve(Some((session, now)));
+                            scheduler.reserved = Some(Reserved { session, from: now });
                         }
                         let joined = scheduler.grant_until(session, window.until(), now);
                         grants.extend(joined.into_iter().map(|grant| (device, grant)));
@@ -164,7 +164,9 @@ impl<D: Copy + Ord> Gangs<D> {
             let used = gang.used(session, schedulers, now);
             // A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices
             // make them, and nowhere does it wait for a longer one.
-            if let Some(shortest) = of(&used, schedulers).map(Scheduler::round_ns).min() {
+            if let Some(shortest) =
+                of(&used, schedulers).map(|scheduler| scheduler.rounds.ns()).min()
+            {
                 of_mut(&used, schedulers)
                     .for_each(|(_, scheduler)| scheduler.set_longest_round(session, shortest));
             }
@@ -213,7 +215,10 @@ impl<D: Copy + Ord> Gangs<D> {
         else {
             return schedulers.get_mut(&device)?.renew(worker, lease, now);
         };
-        let end = schedulers.get(&device).and_then(|s| s.ends_at(worker)).unwrap_or(0);
+        let end = schedulers
+            .get(&device)
+            .and_then(|s| s.roster.held(worker))
+            .map_or(0, |held| held.ends_at);
         if end >= window.end {
             let longer =
                 if window.is_last { None } else { could_go_on(session, devices, schedulers, now) };
@@ -230,8 +235,9 @@ impl<D: Copy + Ord> Gangs<D> {
     fn suspect(&self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         for (&session, gang) in &self.0 {
             let own = || of(&gang.devices, schedulers);
-            let wanted = own().any(|scheduler| scheduler.is_session_in_doubt(session, now));
-            if wanted && own().all(Scheduler::may_suspect) {
+            let wanted =
+                own().any(|scheduler| scheduler.alone.is_due(&scheduler.roster, session, now));
+            if wanted && own().all(|scheduler| scheduler.alone.may_begin()) {
                 of_mut(&gang.devices, schedulers)
                     .for_each(|(_, scheduler)| scheduler.suspect_session(session, now));
             }
@@ -265,7 +271,7 @@ impl<D: Copy + Ord> Gang<D> {
     /// The devices that it wants, or wanted just now.
     fn used(&self, session: SessionId, schedulers: &Schedulers<D>, now: u64) -> BTreeSet<D> {
         let wants =
-            |device: &&D| schedulers.get(device).is_some_and(|s| s.is_wanted_by(session, now));
+            |device: &&D| schedulers.get(device).is_some_and(|s| s.roster.is_active(session, now));
         self.devices.iter().filter(wants).copied().collect()
     }
 
@@ -303,7 +309,7 @@ impl<D: Copy + Ord> Gang<D> {
         let from = ends.max().unwrap_or(0);
         if self.dense {
             of_mut(used, schedulers)
-                .for_each(|(_, scheduler)| scheduler.reserve(Some((session, from))));
+                .for_each(|(_, scheduler)| scheduler.reserved = Some(Reserved { session, from }));
         }
         let length = offers.iter().filter_map(|(_, offer)| offer.length_ns).min();
         let Some(length) = length.filter(|_| offers.iter().all(|(_, offer)| offer.is_free)) else {
