@@ -211,7 +211,8 @@ impl People {
         let promised = promised.collect();
         let is_init = starting::is_init(pod, &holder.container);
         let uid = pod.metadata.uid.clone();
-        let decision = Decision { holder, pod: uid, parts, promised, is_init, policy, daemon };
+        let decision =
+            Decision { holder, pod: uid, parts, promised, is_init, claim: None, policy, daemon };
         // Also where nothing else is promised: an earlier run may have ended before the pages had it.
         let took = self.allocations.change(&held.key, &decision)?;
         let is_new = !said.is_empty();

@@ -20,6 +20,8 @@ pub(crate) struct Decision {
     /// What others cannot have because of it. Of an init container: what it has beyond those that have its GPUs later.
     pub(crate) promised: Vec<(GpuId, Share)>,
     pub(crate) is_init: bool,
+    /// The ResourceClaim that has it, for all of its containers.
+    pub(crate) claim: Option<String>,
     /// How a share of time is meant.
     pub(crate) policy: Policy,
     /// Where the container sees the daemon's socket.
@@ -52,7 +54,7 @@ impl Decision {
         (policy, daemon): (Policy, PathBuf),
     ) -> Self {
         let promised = parts.iter().map(|part| (part.gpu, part.share)).collect();
-        Self { holder, pod, parts, promised, is_init: false, policy, daemon }
+        Self { holder, pod, parts, promised, is_init: false, claim: None, policy, daemon }
     }
 
     /// What it has.
@@ -70,7 +72,7 @@ impl Decision {
     }
 
     pub(super) fn settings(&self) -> OwnerSettings {
-        let Self { holder, parts, policy, daemon, .. } = self;
+        let Self { holder, parts, claim, policy, daemon, .. } = self;
         let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
             let pairs =
                 parts.iter().filter_map(|part| Some((part.gpu.to_string(), value(&part.limits)?)));
@@ -104,7 +106,10 @@ impl Decision {
         OwnerSettings {
             variables: pairs.collect(),
             devices: Some(parts.iter().map(|part| part.gpu).collect()),
-            name: Some(holder.to_string()),
+            name: Some(match claim {
+                Some(claim) => format!("claim {}/{claim}", holder.namespace),
+                None => holder.to_string(),
+            }),
             command: None,
         }
     }

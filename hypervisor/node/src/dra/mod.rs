@@ -126,7 +126,9 @@ impl Driver {
         let Planned { holder, pod, parts, policy, devices } = planned;
         let edits = self.files_of(&devices)?;
         let daemon = self.injection.daemon_inside();
+        let claim = Some(holder.container.clone());
         let decision = Decision::in_full(holder, pod, parts, (policy, daemon));
+        let decision = Decision { claim, ..decision };
         let key = self.allocations.grant(Grantor::Claim, (uid, ""), &decision)?;
         let (folder, session) = (self.allocations.of(&key), self.allocations.session_of(&key));
         let mut mounts =

@@ -53,6 +53,7 @@ impl From<CallError> for ClaimedError {
 #[derive(Debug)]
 pub(crate) struct Claimed {
     pub(crate) uid: String,
+    pub(crate) name: String,
     pub(crate) has: Has,
 }
 
@@ -125,7 +126,7 @@ impl Plugin {
             &segment(&pod.namespace),
             &kind("ResourceClaim", "resourceclaims"),
         );
-        let mut limited: Option<(String, Claimed)> = None;
+        let mut limited: Option<Claimed> = None;
         for name in names {
             let found = answered(ANSWERS_WITHIN, claims.get(&segment(&name))).await;
             let claim = match found {
@@ -147,11 +148,11 @@ impl Plugin {
             if has == Has::NoLimits {
                 continue;
             }
-            if let Some((before, _)) = limited.replace((name.clone(), Claimed { uid, has })) {
-                return Err(ClaimedError::Two(before, name));
+            if let Some(before) = limited.replace(Claimed { uid, name: name.clone(), has }) {
+                return Err(ClaimedError::Two(before.name, name));
             }
         }
-        Ok(limited.map(|(_, claimed)| claimed))
+        Ok(limited)
     }
 }
 

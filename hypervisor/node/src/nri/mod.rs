@@ -85,8 +85,8 @@ enum Refusal {
 enum Grant {
     /// Parts for itself.
     Own(Vec<Part>),
-    /// Parts of the claim with this UID.
-    Claims(Vec<Part>, String),
+    /// Parts of the claim with this UID and this name.
+    Claims(Vec<Part>, String, String),
     /// What it had before.
     Before(AllocationKey),
 }
@@ -290,7 +290,9 @@ impl Plugin {
                 return Ok(Some(ContainerAdjustment { env, mounts: Vec::new() }));
             }
             Asked::Nothing => match self.claimed(&pod, &container).await {
-                Ok(Some(Claimed { has: Has::Consumed(parts), uid })) => Grant::Claims(parts, uid),
+                Ok(Some(Claimed { has: Has::Consumed(parts), uid, name })) => {
+                    Grant::Claims(parts, uid, name)
+                }
                 Ok(Some(Claimed { has: Has::Each(parts), .. })) => Grant::Own(parts),
                 Ok(Some(Claimed { has: Has::NoLimits, .. }) | None) => return Ok(None),
                 Err(error @ ClaimedError::ApiServer(_)) => {
@@ -318,14 +320,17 @@ impl Plugin {
             return Err(Refusal::Covered(covering.clone()));
         }
         let own = (&*pod.uid, &*container.name);
-        let (by, owner, parts) = match &grant {
-            Grant::Own(parts) => (Grantor::Runtime, own, parts),
-            Grant::Claims(parts, uid) => (Grantor::NvidiaClaim, (&**uid, ""), parts),
+        let (by, owner, parts, claim) = match &grant {
+            Grant::Own(parts) => (Grantor::Runtime, own, parts, None),
+            Grant::Claims(parts, uid, name) => {
+                (Grantor::NvidiaClaim, (&**uid, ""), parts, Some(name.clone()))
+            }
             Grant::Before(key) => return self.mounts(key),
         };
         let (uid, daemon) = (Some(pod.uid.clone()), self.injection.daemon_inside());
         let how = (limits::Policy::Fixed, daemon);
         let decision = Decision::in_full(holder(pod, container), uid, parts.clone(), how);
+        let decision = Decision { claim, ..decision };
         let key = self.allocations.grant(by, owner, &decision)?;
         tracing::info!(container = %decision.holder, key = key.as_str(), "its limits are written");
         self.mounts(&key)

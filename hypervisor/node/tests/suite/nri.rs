@@ -18,6 +18,7 @@ use node::{ClusterOptions, Options};
 use prost::Message;
 use serde_json::{Value, json};
 use session::Page;
+use session::settings::OwnerSettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -426,6 +427,13 @@ async fn a_container_with_a_claim_of_nvidias_driver_is_held_to_its_part() {
         let page = Path::new(&session.unwrap().source).join(format!("{}.page", gpu(1)));
         Page::open_existing(&page).unwrap().look().unwrap().limits()
     };
+    // As metrics and `sluice status` call them.
+    let called = |name: &str| {
+        let mounts = &created[name].as_ref().unwrap().mounts;
+        let own = mounts.iter().find(|mount| mount.destination == "/run/sluice/allocation");
+        OwnerSettings::of(Path::new(&own.unwrap().source)).unwrap().name.unwrap()
+    };
+    assert_eq!((&*called("a"), &*called("c")), ("claim team/part-x1", "team/pod/c"));
     // 40 GiB of 81,559 MiB.
     assert_eq!(limits("a").memory, Some(MemoryLimit::new(40 << 30)));
     assert_eq!(limits("a").compute, ComputeLimit::fixed(500_000));
