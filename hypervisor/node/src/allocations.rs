@@ -226,8 +226,8 @@ impl Allocations {
         let table = self.table();
         let (decided, waiting): (Vec<_>, Vec<_>) =
             table.iter().filter(counts).partition(|(_, entry)| entry.holder.is_some());
-        let shares = decided.into_iter().flat_map(|(_, entry)| entry.taken().shares);
-        (shares.collect(), waiting.into_iter().map(Entry::waiting).collect())
+        let shares = decided.into_iter().flat_map(|(_, entry)| entry.counted());
+        (shares.copied().collect(), waiting.into_iter().map(Entry::waiting).collect())
     }
 
     /// Whether limits are likely to be known soon, and somebody waits for them.
@@ -280,7 +280,7 @@ impl Allocations {
         {
             let mut table = self.table();
             let others = table.iter().filter(|(other, _)| *other != key);
-            let others: Vec<_> = others.flat_map(|(_, entry)| entry.taken().shares).collect();
+            let others: Vec<_> = others.flat_map(|(_, entry)| entry.counted()).copied().collect();
             let gone = || WriteError::Gone(Box::new(decision.holder.clone()));
             let is_its = |entry: &&mut Entry| entry.holder.as_ref() == Some(&decision.holder);
             let entry = table.get_mut(key).filter(is_its).ok_or_else(gone)?;

@@ -39,6 +39,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 /// The least time between two lists of one resource: each has all ids, and a kubelet reads all of it.
 const LISTS_APART: Duration = Duration::from_millis(250);
+/// The same of units of cores and memory: there are tens of thousands.
+const UNITS_APART: Duration = Duration::from_secs(1);
 /// What NVIDIA's CDI file calls a GPU.
 pub(crate) const CDI: &str = "nvidia.com/gpu";
 /// For NVIDIA's container runtime: others bring the devices.
@@ -266,7 +268,9 @@ impl Watching {
                 }
                 continue;
             }
-            let due = self.told.as_ref().map(|(.., told)| *told + LISTS_APART);
+            let is_place = self.offer.resource.counts.is_place();
+            let apart = if is_place { LISTS_APART } else { UNITS_APART };
+            let due = self.told.as_ref().map(|(.., told)| *told + apart);
             if let Some(due) = due.filter(|due| *due > Instant::now()) {
                 tokio::select! {
                     _ = self.over.changed() => return None,

@@ -24,6 +24,8 @@ pub(super) struct Entry {
     /// By whose name.
     pub(super) resource: String,
     pub(super) ids: BTreeSet<String>,
+    /// Those of them that are places of this node.
+    places: BTreeSet<UnitId>,
     pub(super) gpus: Vec<GpuId>,
     /// The directory from which its container loads the limiter. `None`: only the kubelet knows.
     pub(super) library: Option<PathBuf>,
@@ -78,6 +80,7 @@ impl Entry {
         let Facts { resource, ids, gpus, library, .. } = facts;
         Self {
             resource,
+            places: ids.iter().filter_map(|id| UnitId::read(id)).collect(),
             ids,
             gpus,
             library,
@@ -142,10 +145,14 @@ impl Entry {
     }
 
     pub(super) fn taken(&self) -> Taken {
-        // The kubelet may have freed the ids of what it lists no more: these are not counted against it twice.
-        let shares = if self.counts() { self.promised.clone() } else { Vec::new() };
-        let places = self.ids.iter().filter_map(|id| UnitId::read(id)).collect();
+        let (places, shares) = (self.places.clone(), self.counted().to_vec());
         Taken { resource: self.resource.clone(), places, shares }
+    }
+
+    /// What is promised because of it. The kubelet may have freed the ids of what it lists no more: these are not counted
+    /// against it twice.
+    pub(super) fn counted(&self) -> &[(GpuId, Share)] {
+        if self.counts() { &self.promised } else { &[] }
     }
 
     pub(super) fn last_touched(&self) -> Instant {

@@ -63,7 +63,7 @@ impl Allocations {
             return Ok(key);
         }
         let others = table.iter().filter(|(other, _)| **other != key);
-        let others: Vec<_> = others.flat_map(|(_, entry)| entry.taken().shares).collect();
+        let others: Vec<_> = others.flat_map(|(_, entry)| entry.counted()).copied().collect();
         decision.has_room(&others)?;
         let facts = Facts::granted(by.name(), owner, &decision.parts, &self.library);
         self.folder.make(&key, &facts)?;
