@@ -287,33 +287,36 @@ impl Resolver {
         let listed = listed.ok().and_then(Result::ok).map(|(listed, _)| listed);
         let listed = listed.unwrap_or_default();
         let is_given = |pod: &Pod, container: &str| self.inits().has_gpus(pod, container);
+        let next = |pods: &[Arc<Pod>]| {
+            let (pod, container) = placing::next(pods, &listed, request, is_given)?;
+            Some((Arc::clone(pod), container.name.clone()))
+        };
         let is_heard_of = |pods: &[Arc<Pod>]| {
-            let is_known = |holder: &Holder| pods.iter().any(|pod| is_of(pod, holder));
-            placing::next(pods, &listed, request, is_given).is_some()
-                && listed.bare().iter().all(is_known)
+            listed.bare().iter().all(|holder| pods.iter().any(|pod| is_of(pod, holder)))
         };
         let (mut news, mut pods) = (cluster.news(), cluster.pods());
         let late = tokio::time::sleep(HEARD_WITHIN);
         tokio::pin!(late);
-        while !is_heard_of(&pods) {
+        let found = loop {
+            let found = if is_heard_of(&pods) { next(&pods) } else { None };
+            if found.is_some() {
+                break found;
+            }
             tokio::select! {
                 _ = news.changed() => pods = cluster.pods(),
                 () = &mut late => {
                     pods = cluster.list().await.unwrap_or(pods);
-                    break;
+                    break next(&pods);
                 }
             }
-        }
-        let Some((pod, container)) = placing::next(&pods, &listed, request, is_given) else {
-            return Vec::new();
         };
-        let Ok(wish) = self.said(pod, &container.name, cluster) else { return Vec::new() };
+        let Some((pod, container)) = found else { return Vec::new() };
+        let Ok(wish) = self.said(&pod, &container, cluster) else { return Vec::new() };
         let pool = Arc::clone(&self.pool.borrow());
-        if starting::is_init(pod, &container.name) {
-            self.inits().ask_for(pod, &container.name);
+        if starting::is_init(&pod, &container) {
+            self.inits().ask_for(&pod, &container);
         }
-        let (promised, claimed) =
-            self.shares(&pods, &listed, &placing::holder(pod, &container.name));
+        let (promised, claimed) = self.shares(&pods, &listed, &placing::holder(&pod, &container));
         let known = Known { pool: &pool, promised: &promised, claimed: &claimed };
         placing::gpus(&wish, request.count, known)
     }
