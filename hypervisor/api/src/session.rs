@@ -76,7 +76,6 @@ message! {
         pub devices: Vec<SessionDevice>,
         /// The session's memory on each device that it has used, from its own pages, if the daemon sees them. Read
         /// every five seconds.
-        #[serde(default)]
         pub memory: Vec<SessionMemory>,
     }
 }
@@ -157,7 +156,6 @@ message! {
         pub spare_us: u64,
         /// Total time in which the session's processes waited for their turns since the daemon started, in
         /// microseconds.
-        #[serde(default)]
         pub waited_us: u64,
         /// Fraction of the device's time charged in the last ten seconds, or since the daemon first saw the session
         /// there, in millionths.

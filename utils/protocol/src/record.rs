@@ -27,13 +27,10 @@ pub struct Sample {
     #[serde(flatten)]
     pub status: StatusReport,
     /// Number of sessions known to the daemon that this user may not see.
-    #[serde(default)]
     pub others: u64,
     /// Whether the daemon reported its sessions.
-    #[serde(default)]
     pub daemon: bool,
     /// What could not be read, and why.
-    #[serde(default)]
     pub notices: Vec<String>,
 }
 

@@ -93,7 +93,6 @@ pub struct TookChange {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HooksReport {
     /// The hook engine that patched each library, by the library's name.
-    #[serde(default)]
     pub engines: BTreeMap<String, String>,
     /// Number of patched functions.
     pub patched: usize,

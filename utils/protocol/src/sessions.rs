@@ -14,13 +14,10 @@ pub struct StatusReport {
     /// Invalid session pages.
     pub damaged: Vec<DamagedPage>,
     /// Sessions whose pages are not visible from here, such as those in containers; reported by the node's daemon.
-    #[serde(default)]
     pub elsewhere: Vec<ElsewhereReport>,
     /// The node's GPUs, as observed by its daemon; empty without a daemon.
-    #[serde(default)]
     pub gpus: Vec<GpuReport>,
     /// GPUs on which the sessions' shares add up to more than 100 %.
-    #[serde(default)]
     pub overcommitted: Vec<OvercommittedGpu>,
 }
 
@@ -53,7 +50,6 @@ pub struct GpuReport {
     /// Why no lease is granted on the GPU: `unhealthy` or `unknown_process`.
     pub withheld: Option<String>,
     /// Whether the GPU is out of service for new pods.
-    #[serde(default)]
     pub cordoned: bool,
     /// Number of processes on the GPU outside any session.
     pub unknown_processes: u64,
@@ -93,7 +89,6 @@ pub struct ElsewhereDevice {
     /// The compute share and its use.
     pub compute: ComputeReport,
     /// The memory limit and use, if the daemon sees the session's pages; some seconds old.
-    #[serde(default)]
     pub memory: Option<MemoryReport>,
 }
 
@@ -128,24 +123,18 @@ pub struct SessionReport {
     /// The session's name.
     pub session: String,
     /// The name given by `sluice run --name`.
-    #[serde(default)]
     pub name: Option<String>,
     /// The session's user id.
     pub uid: u32,
     /// The user's name, if it exists here.
-    #[serde(default)]
     pub user: Option<String>,
     /// The session's container, according to the node's daemon.
-    #[serde(default)]
     pub container: Option<ContainerReport>,
     /// UID of the session's pod, according to the node's daemon.
-    #[serde(default)]
     pub pod: Option<String>,
     /// The command that `sluice run` started, or the name of a process.
-    #[serde(default)]
     pub command: Option<String>,
     /// Whether the session is frozen.
-    #[serde(default)]
     pub frozen: bool,
     /// The session's directory.
     pub directory: PathBuf,
@@ -161,17 +150,14 @@ pub struct DeviceReport {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
     /// Index in `nvidia-smi`, if known here.
-    #[serde(default)]
     pub index: Option<u32>,
     /// The memory limit and use.
     pub memory: MemoryReport,
     /// The compute share and its use.
     pub compute: ComputeReport,
     /// Time since the session first used the device, in microseconds.
-    #[serde(default)]
     pub age_us: Option<u64>,
     /// Number of refused allocations.
-    #[serde(default)]
     pub refusals: u64,
     /// The session's processes on the device.
     pub processes: Vec<ProcessReport>,
@@ -196,7 +182,6 @@ pub struct MemoryReport {
     /// Memory in use by living processes.
     pub used: u64,
     /// Highest use so far.
-    #[serde(default)]
     pub peak: u64,
     /// The part of `used` that is on the device.
     pub on_device: u64,
@@ -230,7 +215,6 @@ pub struct ByKind {
     /// Memory that the driver took without an allocating call.
     pub driver: u64,
     /// Memory kept free for code that the driver has yet to load.
-    #[serde(default)]
     pub headroom: u64,
 }
 
@@ -251,21 +235,16 @@ pub struct ComputeReport {
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Priority"))]
     pub priority: Priority,
     /// Mean utilization of the session's processes, in millionths, as far as known.
-    #[serde(default)]
     pub density_ppm: Option<u32>,
     /// Fraction of the device's time that the session used in the last ten seconds, or since its first use, in
     /// millionths.
-    #[serde(default)]
     pub recent_ppm: Option<u32>,
     /// Fraction of the device's time that the session used since its first use, in millionths.
-    #[serde(default)]
     pub mean_ppm: Option<u32>,
     /// Total device time used, in microseconds, whoever granted the leases.
-    #[serde(default)]
     pub delivered_us: u64,
     /// Total time in which the session's processes had work queued and held no lease, in microseconds. Time for which
     /// the session was frozen or the GPU withheld does not count.
-    #[serde(default)]
     pub waited_us: u64,
 }
 
@@ -288,7 +267,6 @@ pub struct ProcessReport {
     /// Whether the process waits for such a lease.
     pub waiting: bool,
     /// Device time used, in microseconds, whoever granted the leases.
-    #[serde(default)]
     pub charged_us: u64,
     /// Utilization: the fraction of its held time in which the process keeps the device busy, in millionths. `None`:
     /// unknown.

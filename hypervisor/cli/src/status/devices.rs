@@ -87,7 +87,8 @@ mod tests {
             json!({"sessions": 0, "asking": 0, "leases": 0, "share_ppm": 0, "charged_us": 0});
         let list = json!({"observer": {"sees": true, "unknown_processes": "report"}, "devices": [{
             "uuid": uuid, "state": "idle", "own": sums, "others": sums,
-            "cordoned": true, "health": "unhealthy", "unhealthy": "XID 79",
+            "cordoned": true, "health": "unhealthy", "unhealthy": "XID 79", "declared_healthy": 0,
+            "unknown": 0, "unknown_seen": 0, "unknown_processes": [],
         }]});
         let said = told(&serde_json::from_value(list).unwrap());
         assert_eq!(
