@@ -6,6 +6,7 @@ message! {
         /// The devices, by UUID.
         pub devices: Vec<Device>,
         /// Whether the daemon sees the node's devices.
+        #[serde(default)]
         pub observer: Observer,
     }
 }
@@ -56,6 +57,7 @@ message! {
         /// Whether the device is in use.
         pub state: DeviceState,
         /// Whether the device may be given work.
+        #[serde(default)]
         pub health: DeviceHealth,
         /// The device's faults, in words.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,17 +66,22 @@ message! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub withheld: Option<Withheld>,
         /// Whether an operator has taken the device out of service for new work. Leases are still granted on it.
+        #[serde(default)]
         pub cordoned: bool,
         /// How often the device was declared healthy since the daemon started.
+        #[serde(default)]
         pub declared_healthy: u64,
         /// Latest figures. Omitted if the device was never observed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub figures: Option<Figures>,
         /// Number of processes on the device outside any session.
+        #[serde(default)]
         pub unknown: u64,
         /// Number of such processes since the daemon started.
+        #[serde(default)]
         pub unknown_seen: u64,
         /// Such processes that the caller may see.
+        #[serde(default)]
         pub unknown_processes: Vec<UnknownProcess>,
         /// Sums over the sessions that the caller may see.
         pub own: Sums,
@@ -208,8 +215,10 @@ message! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub processes: Option<u64>,
         /// Errors (XIDs) that the driver reported since the daemon started.
+        #[serde(default)]
         pub xids: Vec<XidCount>,
         /// Unreadable figures, and the reasons.
+        #[serde(default)]
         pub unread: Vec<UnreadFigure>,
     }
 }

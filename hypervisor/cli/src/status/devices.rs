@@ -87,8 +87,7 @@ mod tests {
             json!({"sessions": 0, "asking": 0, "leases": 0, "share_ppm": 0, "charged_us": 0});
         let list = json!({"observer": {"sees": true, "unknown_processes": "report"}, "devices": [{
             "uuid": uuid, "state": "idle", "own": sums, "others": sums,
-            "cordoned": true, "health": "unhealthy", "unhealthy": "XID 79", "declared_healthy": 0,
-            "unknown": 0, "unknown_seen": 0, "unknown_processes": [],
+            "cordoned": true, "health": "unhealthy", "unhealthy": "XID 79",
         }]});
         let said = told(&serde_json::from_value(list).unwrap());
         assert_eq!(
