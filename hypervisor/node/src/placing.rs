@@ -1,4 +1,4 @@
-//! Which container the kubelet is about to give GPUs, and which GPUs it had better get. Pure.
+//! Which container the kubelet is about to give GPUs, and what is known of it. Pure.
 //!
 //! `GetPreferredAllocation` names no pod. But kubelets admit one pod after the other and list each before they give its
 //! containers anything. A container that is taken for another one keeps the GPU that it got, and its claim follows.
@@ -7,14 +7,15 @@ use core::num::NonZeroU32;
 use std::sync::Arc;
 
 use dialects::pods::{claims, containers, has_ended, is_allocating};
-use dialects::{Resource, Share};
+use dialects::{Choice, Resource};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use limits::GpuId;
+use placement::{PodRefusal, Recipient};
 
-use crate::allocations::has_room;
 use crate::amounts::{Wish, part};
 use crate::identity::{Containers, Holder};
-use crate::pool::Pool;
+use crate::pool::{Gpu, Pool};
+use crate::resolver::Shares;
 use crate::starting::{self, Places};
 
 /// What the kubelet is about to give out.
@@ -81,53 +82,38 @@ fn is_claimed(pod: &Pod, container: &Container, request: Request<'_>) -> bool {
     is_its && is_allocating(pod, dialect)
 }
 
-/// What is known of a node's GPUs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Known<'a> {
-    pub(crate) pool: &'a Pool,
-    /// What containers have.
-    pub(crate) promised: &'a [(GpuId, Share)],
-    /// What schedulers have claimed for others that have no GPU yet.
-    pub(crate) claimed: &'a [(GpuId, Share)],
-}
-
-/// The GPUs for a container: those that its scheduler has claimed, and in the place of one without room another one, best
-/// one that nobody else has claimed. Those that were claimed, where too few have room. Without a claim all that have room.
-pub(crate) fn gpus(wish: &Wish, count: usize, known: Known<'_>) -> Vec<GpuId> {
-    let Wish::Said { need, claims, .. } = wish else { return Vec::new() };
-    let own: Vec<GpuId> = claims.iter().map(|claim| claim.gpu).collect();
+/// The container, as `placement` is told of it. `promised`: what containers have. `awaited`: what schedulers have claimed
+/// for others that have no GPU yet.
+///
+/// # Errors
+/// [`PodRefusal`]: no scheduler has chosen its GPUs, and its pod wants what does not exist.
+pub(crate) fn recipient(
+    pod: &Pod,
+    wish: &Wish,
+    pool: &Pool,
+    (promised, awaited): (Shares, Shares),
+) -> Result<Recipient, PodRefusal> {
+    let Wish::Said { need, claims, .. } = wish else { return Ok(Recipient::default()) };
+    let claimed: Vec<GpuId> = claims.iter().map(|claim| claim.gpu).collect();
     // Claims of the others cannot follow.
     if need.dialect.annotations().real.is_none() {
-        return own;
+        return Ok(Recipient { claimed, ..Recipient::default() });
     }
-    let all: Vec<(GpuId, Share)> = known.promised.iter().chain(known.claimed).copied().collect();
-    let mut fitting = Vec::new();
-    for gpu in known.pool.gpus().iter().filter(|gpu| known.pool.is_offered(gpu)) {
-        let Ok(part) = part(wish, gpu, known.pool) else { continue };
-        if has_room(&part, known.promised).is_err() {
-            continue;
-        }
-        let on_it = all.iter().filter(|(id, _)| *id == gpu.id);
-        let taken: u64 = on_it.map(|(_, share)| share.cores).sum();
-        fitting.push((!own.contains(&gpu.id), has_room(&part, &all).is_err(), taken, gpu.id));
-    }
-    if fitting.len() < count {
-        return own;
-    }
-    fitting.sort_by_key(|(elsewhere, crowded, taken, _)| (*elsewhere, *crowded, *taken));
-    let most = if own.is_empty() { fitting.len() } else { count };
-    fitting.into_iter().take(most).map(|(.., gpu)| gpu).collect()
+    let share = |gpu: &Gpu| Some((gpu.id, part(wish, gpu, pool).ok()?.share));
+    let policy = match placement::policy(pod, need.dialect, pool.links().is_some()) {
+        Err(why) if claimed.is_empty() => return Err(why),
+        policy => policy.unwrap_or_default(),
+    };
+    let shares = Some(pool.gpus().iter().filter_map(share).collect());
+    let choice = Choice::of(pod, need.dialect);
+    Ok(Recipient { shares, claimed, promised, awaited, choice, policy })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Gpu;
     use crate::proto::pod_resources::{ContainerDevices, ContainerResources, PodResources};
-    use dialects::registers::Hardware;
     use dialects::table::RESOURCES;
-    use dialects::{Claim, Dialect, MemoryNeed, Need};
-    use limits::{Policy, Priority};
     use serde_json::json;
 
     fn gpu(number: u8) -> GpuId {
@@ -176,47 +162,5 @@ mod tests {
         assert_eq!(found(&[("a", &["x"])]).as_deref(), Some("b"));
         assert_eq!(found(&[("a", &["x"]), ("b", &["y"]), ("c", &[])]), None);
         assert_eq!(next_of(&pods, &[("b", &[])], 2), None);
-    }
-
-    #[test]
-    fn a_claim_is_followed_where_there_is_room_and_else_one_that_nobody_has_claimed() {
-        let one = |number| Gpu {
-            id: gpu(number),
-            memory_mib: Some(1000),
-            healthy: number != 4,
-            product: String::new(),
-            hardware: Hardware::default(),
-        };
-        let number = |number: u32| number.try_into().unwrap();
-        let pool = Pool::new((0..5).map(one).collect(), number(4), number(1));
-        let wish = |dialect, claimed: &[u8]| {
-            let claim = |&on: &u8| Claim { index: 0, gpu: gpu(on), cores: 40, memory_mib: 100 };
-            let need = Need {
-                dialect,
-                resource: RESOURCES[0].name,
-                places: 1,
-                cores: 40,
-                memory: MemoryNeed::Units(100),
-                priority: Priority::High,
-                milli_tflops: 0,
-            };
-            Wish::Said { need, claims: claimed.iter().map(claim).collect(), policy: Policy::Fixed }
-        };
-        let share = |on, cores| (gpu(on), Share { cores, memory_mib: 10 });
-        let of = |wish: &Wish, count, promised: &[_], claimed: &[_]| {
-            gpus(wish, count, Known { pool: &pool, promised, claimed })
-        };
-        let ours = |claimed: &[u8]| wish(Dialect::VgpuManager, claimed);
-        // Claims of others do not count on a GPU that was claimed for it.
-        assert_eq!(of(&ours(&[1]), 1, &[share(1, 60)], &[share(1, 40)]), [gpu(1)]);
-        let full = [share(1, 61), share(0, 20)];
-        assert_eq!(of(&ours(&[1]), 1, &full, &[share(2, 70)]), [gpu(3)]);
-        assert_eq!(of(&ours(&[1, 2]), 2, &full, &[]), [gpu(2), gpu(3)]);
-        // Nothing has room, or its claim cannot follow.
-        let all: Vec<_> = (0..4).map(|on| share(on, 70)).collect();
-        assert_eq!(of(&ours(&[1]), 1, &all, &[]), [gpu(1)]);
-        assert_eq!(of(&wish(Dialect::VgpuRs, &[1]), 1, &full, &[]), [gpu(1)]);
-        // Without a claim the kubelet's ids decide between those that have room.
-        assert_eq!(of(&ours(&[]), 1, &full, &[]), [gpu(2), gpu(3), gpu(0)]);
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use limits::GpuId;
+use placement::PodRefusal;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -82,6 +83,8 @@ enum Refusal {
     #[error(transparent)]
     Pool(#[from] PoolError),
     #[error(transparent)]
+    Pod(#[from] PodRefusal),
+    #[error(transparent)]
     Files(#[from] FilesError),
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -101,6 +104,7 @@ impl From<Refusal> for Status {
                 Self::invalid_argument(said)
             }
             Refusal::Pool(_)
+            | Refusal::Pod(_)
             | Refusal::Files(_)
             | Refusal::Driver(_)
             | Refusal::Undecided(_)
@@ -348,7 +352,7 @@ impl DevicePlugin for Plugin {
         let mut all = Ok(Vec::new());
         for request in &request.get_ref().container_requests {
             let count = usize::try_from(request.allocation_size).unwrap_or_default();
-            let wanted = self.offer.resolver.preferred(Wanted { resource, count }).await;
+            let to = self.offer.resolver.recipient(Wanted { resource, count }).await;
             let hidden = Arc::clone(&self.offer.hidden.borrow());
             let hidden = hidden.get(resource.name);
             let available = request.available_device_i_ds.iter();
@@ -361,9 +365,9 @@ impl DevicePlugin for Plugin {
                 .cloned()
                 .collect();
             let must = &request.must_include_device_i_ds;
-            let chosen = pool.preferred(resource, &available, must, count, &wanted);
             all = all.and_then(|mut all: Vec<_>| {
-                let device_i_ds = chosen?.iter().map(ToString::to_string).collect();
+                let chosen = pool.preferred(resource, &available, must, count, &to?)?;
+                let device_i_ds = chosen.iter().map(ToString::to_string).collect();
                 all.push(ContainerPreferredAllocationResponse { device_i_ds });
                 Ok::<_, Refusal>(all)
             });

@@ -4,7 +4,6 @@
 //! of memory; `GPU-…::i3` and `GPU-…::i15-3` count nothing. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
 //! allocation.
 
-use core::cmp::Reverse;
 use core::fmt;
 use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +14,8 @@ use dialects::vgpu_rs::GpuInfo;
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
-use dialects::{CORES, Claim, Counts, Links, Resource, Share};
+use dialects::{CORES, Claim, Counts, Links, Registered, Resource, Share};
+use placement::{Account, Recipient, TooFewGpus};
 
 /// How long a message the kubelet takes.
 const MOST_MESSAGE: u64 = 4 << 20;
@@ -140,7 +140,7 @@ pub struct Allocation {
 pub enum PoolError {
     /// Memory would be counted in too many units.
     #[error(
-        "{resource}: {ids} ids are more than a kubelet takes in one message: a --memory-factor of at least {factor} is accepted"
+        "{resource}: {ids} ids are more than a kubelet takes in one message; expected a --memory-factor of at least {factor}"
     )]
     UnitsTooSmall {
         /// The resource.
@@ -152,7 +152,7 @@ pub enum PoolError {
     },
     /// A GPU would be split into too many places.
     #[error(
-        "{resource}: {ids} ids are more than a kubelet takes in one message: a --device-split of at most {split} is accepted"
+        "{resource}: {ids} ids are more than a kubelet takes in one message; expected a --device-split of at most {split}"
     )]
     SplitTooFine {
         /// The resource.
@@ -189,7 +189,7 @@ pub enum PoolError {
     SameGpu(GpuId),
     /// A container has a part of each GPU by one id of it at least.
     #[error(
-        "{asked} of {resource} are asked for, and its scheduler has claimed {claimed} GPUs with {free} ids left: as many ids as GPUs are needed"
+        "{asked} of {resource} requested; expected {gpus} to {free}, the ids left on its {gpus} GPUs"
     )]
     Indices {
         /// How many are asked for.
@@ -197,21 +197,17 @@ pub enum PoolError {
         /// The resource.
         resource: &'static str,
         /// On how many GPUs.
-        claimed: usize,
+        gpus: usize,
         /// How many these have left.
         free: usize,
     },
     /// There are not so many GPUs with room.
-    #[error(
-        "{asked} of {resource} are asked for, and {possible} GPUs have room: each part has to be on a GPU of its own"
-    )]
+    #[error("{resource}: {source}")]
     TooFewGpus {
-        /// How many are asked for.
-        asked: usize,
         /// The resource.
         resource: &'static str,
         /// How many there are.
-        possible: usize,
+        source: TooFewGpus,
     },
 }
 
@@ -475,8 +471,26 @@ impl Pool {
         Ok(Allocation { key: AllocationKey::of(&ids), ids, gpus })
     }
 
-    /// Which places a container had better get: each on another GPU, those that its scheduler has claimed, then where most
-    /// are free.
+    /// What each GPU has in all, with so many places.
+    pub(crate) fn registered(&self, places: impl Fn(GpuId) -> u64) -> Vec<Registered> {
+        let one = |(index, gpu): (u32, &Gpu)| {
+            let Share { cores, memory_mib } = self.total(gpu);
+            Registered {
+                index,
+                gpu: gpu.id,
+                product: gpu.product.clone(),
+                cores,
+                memory_mib,
+                places: places(gpu.id),
+                hardware: gpu.hardware.clone(),
+                healthy: self.is_offered(gpu),
+            }
+        };
+        (0..).zip(&self.gpus).map(one).collect()
+    }
+
+    /// Which ids a container had better get: one of each of its GPUs. Of those that count nothing, as many more as are
+    /// asked for.
     ///
     /// # Errors
     /// [`PoolError`]: ids that are not of this node, or more places than there are GPUs with room.
@@ -486,68 +500,53 @@ impl Pool {
         available: &[String],
         must: &[String],
         count: usize,
-        claimed: &[GpuId],
+        to: &Recipient,
     ) -> Result<Vec<UnitId>, PoolError> {
-        let mut chosen = Vec::new();
-        let mut on = BTreeSet::new();
+        let is_index = resource.counts.is_index();
+        let (mut chosen, mut on) = (Vec::new(), Vec::new());
         for text in must {
             let (id, gpu) = self.id(resource, text)?;
-            if !on.insert(gpu.id) && resource.counts == Counts::Places {
+            if on.contains(&gpu.id) && !is_index {
                 return Err(PoolError::SameGpu(gpu.id));
             }
             chosen.push(id);
+            on.push(gpu.id);
         }
         let mut free: BTreeMap<GpuId, BTreeSet<UnitId>> = BTreeMap::new();
         for text in available {
             let (id, gpu) = self.id(resource, text)?;
-            let is_of_own = on.contains(&gpu.id) && resource.counts == Counts::Places;
-            if self.is_offered(gpu) && !is_of_own {
+            if self.is_offered(gpu) && !chosen.contains(&id) {
                 free.entry(gpu.id).or_default().insert(id);
             }
         }
-        let place = |gpu: &GpuId| self.gpus.iter().position(|one| one.id == *gpu);
-        let mut order: Vec<(GpuId, BTreeSet<UnitId>)> = free.into_iter().collect();
-        order.sort_by_key(|(gpu, ids)| (!claimed.contains(gpu), Reverse(ids.len()), place(gpu)));
-        if resource.counts.is_index() {
-            let is_anywhere = claimed.is_empty() && on.is_empty();
-            order.retain(|(gpu, _)| is_anywhere || claimed.contains(gpu) || on.contains(gpu));
-            order.truncate(claimed.len().max(1));
-            return indices(resource, order, chosen, count);
+        let gpus = match is_index && !(to.claimed.is_empty() && on.is_empty()) {
+            // A claim of vgpu.rs's cannot follow.
+            true => to.claimed.iter().chain(&on).copied().collect(),
+            false => {
+                let places = |id| free.get(&id).map_or(0, BTreeSet::len);
+                let places = |id| u64::try_from(places(id)).unwrap_or(u64::MAX);
+                let links = self.links().unwrap_or_default();
+                let account = Account::new(self.registered(places), self.memory_factor, links);
+                let found = account.give(to, &on, if is_index { 1 } else { count });
+                let resource = resource.name;
+                found.map_err(|source| PoolError::TooFewGpus { resource, source })?
+            }
+        };
+        let (mut first, mut more) = (Vec::new(), Vec::new());
+        for gpu in &gpus {
+            let mut ids = free.remove(gpu).into_iter().flatten();
+            first.extend(ids.next().filter(|_| !on.contains(gpu)));
+            more.extend(ids);
         }
-        let possible = chosen.len() + order.len();
-        if possible < count {
-            return Err(PoolError::TooFewGpus { asked: count, resource: resource.name, possible });
-        }
-        let first = order.iter().filter_map(|(_, ids)| ids.first().copied());
         let missing = count.saturating_sub(chosen.len());
-        chosen.extend(first.take(missing));
+        let free = first.len() + more.len();
+        if missing < first.len() || free < missing {
+            let (resource, gpus) = (resource.name, gpus.len());
+            return Err(PoolError::Indices { asked: count, resource, gpus, free });
+        }
+        chosen.extend(first.into_iter().chain(more).take(missing));
         Ok(chosen)
     }
-}
-
-/// One of each GPU, and then as many more as are asked for.
-fn indices(
-    resource: &Resource,
-    on: Vec<(GpuId, BTreeSet<UnitId>)>,
-    mut chosen: Vec<UnitId>,
-    count: usize,
-) -> Result<Vec<UnitId>, PoolError> {
-    let (mut first, mut more) = (Vec::new(), Vec::new());
-    let claimed = on.len();
-    for (gpu, ids) in on {
-        let has_one = chosen.iter().any(|id| id.gpu == gpu);
-        let mut ids = ids.into_iter().filter(|id| !chosen.contains(id));
-        first.extend(ids.next().filter(|_| !has_one));
-        more.extend(ids);
-    }
-    let missing = count.saturating_sub(chosen.len());
-    let free = first.len() + more.len();
-    if missing < first.len() || free < missing {
-        let resource = resource.name;
-        return Err(PoolError::Indices { asked: count, resource, claimed, free });
-    }
-    chosen.extend(first.into_iter().chain(more).take(missing));
-    Ok(chosen)
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ fn what_was_not_offered_is_refused() {
 fn the_emptiest_gpus_come_first_and_each_once() {
     let pool = pool(3, 3, 1);
     let chosen = |available: &[String], must: &[String], count| {
-        let chosen = pool.preferred(NUMBER, available, must, count, &[]);
+        let chosen = pool.preferred(NUMBER, available, must, count, &Recipient::default());
         chosen.map(|ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let all = texts(&pool, Counts::Places);
@@ -131,8 +131,8 @@ fn the_emptiest_gpus_come_first_and_each_once() {
     assert_eq!(chosen(&some, &[], 2).unwrap(), [place(2, 0), place(1, 1)]);
     let must = [place(2, 1)];
     assert_eq!(chosen(&some, &must, 2).unwrap(), [place(2, 1), place(1, 1)]);
-    let too_few = PoolError::TooFewGpus { asked: 4, resource: NUMBER.name, possible: 3 };
-    assert_eq!(chosen(&all, &[], 4), Err(too_few));
+    let said = chosen(&all, &[], 4).unwrap_err().to_string();
+    assert!(said.contains("vgpu-number: 4 GPUs") && said.ends_with("at most 3"), "{said}");
     let same = [place(1, 0), place(1, 1)];
     assert_eq!(chosen(&all, &same, 2), Err(PoolError::SameGpu(gpu(1))));
 }
@@ -161,7 +161,9 @@ proptest! {
                 continue;
             }
             let available: Vec<String> = free.iter().cloned().collect();
-            let Ok(chosen) = pool.preferred(NUMBER, &available, &[], count, &[]) else { continue };
+            let unknown = Recipient::default();
+            let chosen = pool.preferred(NUMBER, &available, &[], count, &unknown);
+            let Ok(chosen) = chosen else { continue };
             prop_assert_eq!(chosen.len(), count);
             let ids: Vec<String> = chosen.iter().map(ToString::to_string).collect();
             prop_assert!(ids.iter().all(|id| free.remove(id)));
@@ -180,7 +182,8 @@ fn an_index_is_spread_over_just_the_gpus_that_are_claimed() {
     let pool = pool(3, 4, 10);
     let all = texts(&pool, Counts::Index);
     let on = |count, claimed: &[GpuId], must: &[String]| {
-        let chosen = pool.preferred(index, &all, must, count, claimed)?;
+        let to = Recipient { claimed: claimed.to_vec(), ..Recipient::default() };
+        let chosen = pool.preferred(index, &all, must, count, &to)?;
         let texts: Vec<String> = chosen.iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), count);
         Ok::<_, PoolError>(pool.allocate(index, &texts)?.gpus)
@@ -191,7 +194,7 @@ fn an_index_is_spread_over_just_the_gpus_that_are_claimed() {
     assert_eq!(on(512, &[], &[]), Ok(vec![gpu(0)]));
     assert_eq!(on(5, &[], &[format!("{}::i7", gpu(2))]), Ok(vec![gpu(2)]));
     let said = on(1, &[gpu(0), gpu(1)], &[]).unwrap_err().to_string();
-    assert!(said.contains("has claimed 2 GPUs") && said.contains("as many ids as GPUs"), "{said}");
+    assert!(said.contains("1 of tensor-fusion.ai/index requested; expected 2 to 4096"), "{said}");
     assert!(matches!(on(2049, &[gpu(0)], &[]), Err(PoolError::Indices { free: 2048, .. })));
     assert_eq!(pool.check(index), Ok(()));
 }

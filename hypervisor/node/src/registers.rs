@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dialects::Dialect;
 use dialects::registers::{self, HamiForm, NodeConfig};
 use dialects::table::NODE_CONFIG;
 use dialects::topology::NODE_TOPOLOGY;
-use dialects::{Dialect, Registered};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -50,22 +50,7 @@ fn wanted(
     form: HamiForm,
     time: &str,
 ) -> Result<Vec<(&'static str, String)>, registers::RegisterError> {
-    let devices: Vec<Registered> = (0..)
-        .zip(pool.gpus())
-        .map(|(index, gpu)| {
-            let total = pool.total(gpu);
-            Registered {
-                index,
-                gpu: gpu.id,
-                product: gpu.product.clone(),
-                cores: total.cores,
-                memory_mib: total.memory_mib,
-                places: pool.split().get().into(),
-                hardware: gpu.hardware.clone(),
-                healthy: pool.is_offered(gpu),
-            }
-        })
-        .collect();
+    let devices = pool.registered(|_| pool.split().get().into());
     let scaling = pool.scaling();
     let config = NodeConfig {
         device_split: pool.split().get(),

@@ -11,6 +11,7 @@ use dialects::{Counts, Dialect, PodClaims, Resource, Share, pods};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use limits::GpuId;
+use placement::{PodRefusal, Recipient};
 use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Waiting, WriteError};
@@ -19,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::identity::{Containers, Holder, Listed, Mismatch};
 use crate::mounted;
 use crate::owner::{Owned, Owner};
-use crate::placing::{self, Known, Request, is_of};
+use crate::placing::{self, Request, is_of};
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
 use crate::pool::{AllocationKey, Pool};
 use crate::proto::pod_resources::ContainerDevices;
@@ -87,7 +88,7 @@ pub(crate) struct Resolver {
 }
 
 /// Parts of GPUs.
-type Shares = Vec<(GpuId, Share)>;
+pub(crate) type Shares = Vec<(GpuId, Share)>;
 
 /// What became of an allocation, and whose it is, if that is known.
 pub(crate) struct Outcome {
@@ -279,9 +280,10 @@ impl Resolver {
         }
     }
 
-    /// The GPUs that the kubelet had better give to the container which is next to get so many. None: it is not known.
-    pub(crate) async fn preferred(&self, request: Request<'_>) -> Vec<GpuId> {
-        let Some(cluster) = &self.cluster else { return Vec::new() };
+    /// The container which is next to get so many GPUs, as far as it is known.
+    pub(crate) async fn recipient(&self, request: Request<'_>) -> Result<Recipient, PodRefusal> {
+        let unknown = || Ok(Recipient::default());
+        let Some(cluster) = &self.cluster else { return unknown() };
         // The kubelet waits for this.
         let listed = tokio::time::timeout(LISTS_WITHIN, self.ask()).await;
         let listed = listed.ok().and_then(Result::ok).map(|(listed, _)| listed);
@@ -309,16 +311,17 @@ impl Resolver {
                     break next(&pods);
                 }
             }
+        }
+        let Some((pod, container)) = placing::next(&pods, &listed, request, is_given) else {
+            return unknown();
         };
-        let Some((pod, container)) = found else { return Vec::new() };
-        let Ok(wish) = self.said(&pod, &container, cluster) else { return Vec::new() };
+        let Ok(wish) = self.said(pod, &container.name, cluster) else { return unknown() };
         let pool = Arc::clone(&self.pool.borrow());
         if starting::is_init(&pod, &container) {
             self.inits().ask_for(&pod, &container);
         }
-        let (promised, claimed) = self.shares(&pods, &listed, &placing::holder(&pod, &container));
-        let known = Known { pool: &pool, promised: &promised, claimed: &claimed };
-        placing::gpus(&wish, request.count, known)
+        let shares = self.shares(&pods, &listed, &placing::holder(pod, &container.name));
+        placing::recipient(pod, &wish, &pool, shares)
     }
 
     /// What the pods' containers have, and what schedulers have claimed for those that have no GPU yet, but for one.

@@ -147,7 +147,13 @@ impl Account {
         let links = annotation(NODE_TOPOLOGY).map(Links::read).transpose();
         let links = links.map_err(wrong(NODE_TOPOLOGY))?.unwrap_or_default();
         let devices = registers::read(dialect, text, factor).map_err(wrong(name))?;
-        Ok(Self { gpus: devices.into_iter().map(Gpu::new).collect(), factor, links })
+        Ok(Self::new(devices, factor, links))
+    }
+
+    /// Of these GPUs, with nothing taken.
+    #[must_use]
+    pub fn new(devices: Vec<Registered>, factor: NonZeroU32, links: Links) -> Self {
+        Self { gpus: devices.into_iter().map(Gpu::new).collect(), factor, links }
     }
 
     /// The node's memory factor.

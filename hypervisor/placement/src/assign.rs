@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dialects::claims::ContainerClaims;
 use dialects::policy::{Connection, Order, Topology};
-use dialects::{PodClaims, Share};
+use dialects::{PodClaims, Policy, Share};
 
 use crate::account::{Account, Amount, Gpu};
 use crate::nearest::Offer;
@@ -19,7 +19,7 @@ use crate::request::{ContainerRequest, Request, Stage};
 const MOST_WAYS: usize = 5_000;
 
 /// GPUs of one container, by their positions in the account, with its share of each.
-type Chosen = Vec<(usize, Share)>;
+pub(crate) type Chosen = Vec<(usize, Share)>;
 
 impl Account {
     /// Finds room for a pod: for each container so many GPUs, each another one.
@@ -123,7 +123,7 @@ impl Search<'_> {
             return Ok(false);
         }
         let mut is_any = false;
-        for chosen in self.choices(&first, rest, wanted, left)? {
+        for chosen in self.account.choices(request.policy, &first, rest, (wanted, left))? {
             is_any = true;
             self.ways += 1;
             if self.ways > MOST_WAYS {
@@ -159,21 +159,23 @@ impl Search<'_> {
             self.latest = Some((at, why()));
         }
     }
+}
 
+impl Account {
     /// All `wanted` GPUs that a container can have, the best ones first. `first`: those that it has anyway.
-    fn choices(
+    pub(crate) fn choices(
         &self,
+        policy: Policy,
         first: &[(usize, Share)],
         mut others: Chosen,
-        wanted: usize,
-        left: &[Amount],
+        (wanted, left): (usize, &[Amount]),
     ) -> Result<Box<dyn Iterator<Item = Chosen>>, Refusal> {
-        let gpus = &self.account.gpus;
+        let gpus = &self.gpus;
         others.sort_by_key(|(gpu, _)| {
-            let Amount { cores, memory_mib, .. } = left[*gpu];
-            let order = self.request.policy.device.unwrap_or(Order::Binpack);
-            let fullest = (order == Order::Binpack).then_some((memory_mib, cores));
-            (fullest, Reverse((memory_mib, cores)), gpus[*gpu].index)
+            let Amount { cores, memory_mib, places } = left[*gpu];
+            let order = policy.device.unwrap_or(Order::Binpack);
+            let room = (memory_mib, cores, places);
+            ((order == Order::Binpack).then_some(room), Reverse(room), gpus[*gpu].index)
         });
         // Equal ones: whether later containers fit is the same for each.
         let kinds: Vec<(Amount, Amount)> =
@@ -184,7 +186,7 @@ impl Search<'_> {
             let more = positions.into_iter().map(|position| others[position]);
             start.iter().copied().chain(more).collect()
         };
-        let topology = match self.request.policy.topology {
+        let topology = match policy.topology {
             None => {
                 let sets = sets.filter(move |set| is_first_of_equals(set, &kinds));
                 return Ok(Box::new(sets.map(chosen)));
@@ -207,8 +209,8 @@ impl Search<'_> {
 
     /// How far from each other GPUs are: less is better. `None`: the pod does not take them.
     fn distance(&self, topology: Topology, set: &[(usize, Share)]) -> Option<u64> {
-        let gpus = || set.iter().map(|(gpu, _)| &self.account.gpus[*gpu]);
-        let links = &self.account.links;
+        let gpus = || set.iter().map(|(gpu, _)| &self.gpus[*gpu]);
+        let links = &self.links;
         match topology.by {
             Connection::Numa => {
                 let nodes: BTreeSet<u32> = gpus().map(|gpu| gpu.numa).collect();

@@ -106,7 +106,7 @@ fn request(random: &mut Random) -> Request {
 }
 
 /// How far from each other and how full, each GPU in the order in which the pod would take them.
-type Cost = Vec<(u64, Vec<(i128, i128, u32)>)>;
+type Cost = Vec<(u64, Vec<([i128; 3], u32)>)>;
 
 struct Brute<'a> {
     account: &'a Account,
@@ -184,8 +184,9 @@ impl Brute<'_> {
                 let left = |all: u64, used: u64| i128::from(all.saturating_sub(used));
                 let memory = left(gpu.left.memory_mib, used.iter().map(|s| s.memory_mib).sum());
                 let cores = left(gpu.left.cores, used.iter().map(|s| s.cores).sum());
+                let places = left(gpu.left.places, used.len() as u64);
                 let sign = if self.request.policy.device == Some(Order::Spread) { -1 } else { 1 };
-                (sign * memory, sign * cores, gpu.index)
+                ([memory, cores, places].map(|left| sign * left), gpu.index)
             };
             let mut keys: Vec<_> = set.iter().map(key).collect();
             keys.sort_unstable();

@@ -92,7 +92,11 @@ impl Request {
     }
 }
 
-fn policy(pod: &Pod, dialect: Dialect, links: bool) -> Result<Policy, PodRefusal> {
+/// Where a pod wants its GPUs to be. `links`: whether links between GPUs have a say.
+///
+/// # Errors
+/// [`PodRefusal::Policy`], [`PodRefusal::LinkGate`]
+pub fn policy(pod: &Pod, dialect: Dialect, links: bool) -> Result<Policy, PodRefusal> {
     let policy = Policy::of(pod, dialect).map_err(PodRefusal::Policy)?;
     match policy.topology {
         Some(Topology { by: Connection::Link, strict: true }) if !links => {

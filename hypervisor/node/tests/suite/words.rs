@@ -206,7 +206,7 @@ async fn a_pod_of_vgpu_rs_gets_its_gpus_and_what_its_annotations_say() {
     assert_eq!(part.memory, Some(MemoryLimit::new(GIB / 2)));
     node.server.objects.put(pod("few", &both, &index("1")));
     let said = node.preferred(1, 12).await.unwrap_err();
-    assert!(said.contains("as many ids as GPUs are needed"), "{said}");
+    assert!(said.contains("index requested; expected 2 to "), "{said}");
 
     // Not where its scheduler has put it, or with words that say nothing.
     let elsewhere = vec![format!("{}::i2000", gpu(1))];
