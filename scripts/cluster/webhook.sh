@@ -69,7 +69,7 @@ wanted='["vgpu-scheduler","nvidia",{"limits":{"nvidia.com/vgpu-cores":"10","nvid
 [ "$found" = "$wanted" ] || die "completed as $found"
 echo "completed: $found"
 said=$(pod much "$gpu" '{"nvidia.com/vgpu-cores": "101"}') && die 'more cores than a GPU has are accepted'
-case $said in *'denied the request: container main: nvidia.com/vgpu-cores: 101 cores '*'1 to 100 are accepted'*) echo "refused: $said" ;; *) die "$said" ;; esac
+case $said in *'denied the request: container main: nvidia.com/vgpu-cores: 101 cores '*'; expected 1 to 100'*) echo "refused: $said" ;; *) die "$said" ;; esac
 if grep -iE 'forbidden|cannot refresh|no certificate' "$log/webhook"; then
     die 'the webhook asks for more than its role permits'
 fi

@@ -56,7 +56,7 @@ pub struct PodClaims(pub Vec<ContainerClaims>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// It has another form.
-    #[error("{text:?} is no list of a container's devices: {form} is accepted")]
+    #[error("{text:?} is no list of a container's devices; expected {form}")]
     Form {
         /// The part.
         text: String,
@@ -64,7 +64,7 @@ pub enum ClaimError {
         form: &'static str,
     },
     /// A part has another form.
-    #[error("{text:?} is no device of a container: {form} is accepted")]
+    #[error("{text:?} is no device of a container; expected {form}")]
     Device {
         /// The part.
         text: String,
@@ -83,7 +83,7 @@ pub enum ClaimError {
     #[error("{0} units of memory are more than can be counted")]
     TooMuch(u64),
     /// It is another list.
-    #[error("{0}; {CONTAINER_GPUS} is accepted")]
+    #[error("{0}; expected {CONTAINER_GPUS}")]
     Json(String),
 }
 
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(PodClaims::read(Dialect::VgpuRs, &spaced, &[]), Ok(pod));
         assert_eq!(claims[0].share(), None);
         let said = |text| PodClaims::read(Dialect::VgpuRs, text, &[]).unwrap_err().to_string();
-        assert!(said("x").ends_with(r#"{"CONTAINER":["GPU-UUID"]} is accepted"#));
+        assert!(said("x").ends_with(r#"; expected {"CONTAINER":["GPU-UUID"]}"#));
         assert!(said(r#"{"main":["GPU-aaaa"]}"#).starts_with("\"GPU-aaaa\" is no device"));
     }
 
@@ -342,15 +342,15 @@ mod tests {
             |dialect, text| PodClaims::read(dialect, text, &["main"]).unwrap_err().to_string();
         for text in ["main", "main[", "main]", "main[]x", "main[[]"] {
             assert!(
-                said(Dialect::VgpuManager, text).contains("NAME[DEVICE,...] is accepted"),
+                said(Dialect::VgpuManager, text).contains("; expected NAME[DEVICE,...]"),
                 "{text}"
             );
         }
         assert!(
             said(Dialect::VgpuManager, "main[0_GPU-x_1_1]")
-                .contains("INDEX_UUID_CORES_MIB is accepted")
+                .contains("; expected INDEX_UUID_CORES_MIB")
         );
-        assert!(said(Dialect::Hami, "a,NVIDIA,1:").contains("UUID,NVIDIA,MIB,CORES is accepted"));
+        assert!(said(Dialect::Hami, "a,NVIDIA,1:").contains("; expected UUID,NVIDIA,MIB,CORES"));
         let slot = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,1,1:";
         let two = said(Dialect::Volcano, &format!("{slot};{slot}"));
         assert_eq!(two, "2 containers have devices, and 1 of the pod request some");

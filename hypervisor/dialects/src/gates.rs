@@ -72,12 +72,12 @@ impl FeatureGates {
 pub enum GateError {
     /// It is not of the form.
     #[error(
-        "{0:?} is no feature gate: NAME=true or NAME=false is accepted, several with commas between them"
+        "{0:?} is no feature gate; expected NAME=true or NAME=false, several with commas between them"
     )]
     Form(String),
     /// There is no such gate.
     #[error(
-        "there is no feature gate {0:?}: CorePlugin, MemoryPlugin, Reschedule, SerialBindNode and GPUTopology are accepted"
+        "there is no feature gate {0:?}; expected CorePlugin, MemoryPlugin, Reschedule, SerialBindNode or GPUTopology"
     )]
     Unknown(String),
     /// A gate is to be both.

@@ -73,10 +73,10 @@ pub enum NeedError {
         source: AmountError,
     },
     /// Names of two dialects in one container.
-    #[error("{0} and {1} are asked for in one container: the names of one dialect are accepted")]
+    #[error("{0} and {1} are asked for in one container; expected the names of one dialect")]
     TwoDialects(&'static str, &'static str),
     /// More of a GPU's time than it has.
-    #[error("{name}: {asked} cores of each of its GPUs are asked for: 1 to {CORES} are accepted")]
+    #[error("{name}: {asked} cores of each of its GPUs are asked for; expected 1 to {CORES}")]
     Cores {
         /// The resource.
         name: &'static str,
@@ -84,7 +84,7 @@ pub enum NeedError {
         asked: u64,
     },
     /// More of a GPU's memory than it has.
-    #[error("{name}: {asked} percent of each GPU's memory are asked for: 1 to 100 are accepted")]
+    #[error("{name}: {asked} percent of each GPU's memory are asked for; expected 1 to 100")]
     Percent {
         /// The resource.
         name: &'static str,
@@ -92,7 +92,7 @@ pub enum NeedError {
         asked: u64,
     },
     /// No such priority.
-    #[error("{name}: {asked} is no priority: 0 (high) and 1 (low) are accepted")]
+    #[error("{name}: {asked} is no priority; expected 0 (high) or 1 (low)")]
     Priority {
         /// The resource.
         name: &'static str,
@@ -100,18 +100,18 @@ pub enum NeedError {
         asked: u64,
     },
     /// A name that is none.
-    #[error("the annotation {name}: {text:?}: {accepted} are accepted")]
+    #[error("the annotation {name}: {text:?}; expected {expected}")]
     Name {
         /// The annotation.
         name: &'static str,
         /// What it says.
         text: String,
         /// What it may say.
-        accepted: &'static str,
+        expected: &'static str,
     },
     /// Only hardware could keep it apart in this way.
     #[error(
-        "the annotation {name}: partitioned: GPUs are not partitioned by their hardware (MIG) here; shared, soft and hard are accepted"
+        "the annotation {name}: partitioned: GPUs are not partitioned by their hardware (MIG) here; expected shared, soft or hard"
     )]
     Partitioned {
         /// The annotation.
@@ -265,7 +265,7 @@ fn quality(name: &'static str, text: &str) -> Result<Priority, NeedError> {
         _ => Err(NeedError::Name {
             name,
             text: text.chars().take(40).collect(),
-            accepted: "low, medium, high and critical",
+            expected: "low, medium, high or critical",
         }),
     }
 }
@@ -278,7 +278,7 @@ fn isolation(name: &'static str, text: &str) -> Result<(), NeedError> {
         _ => Err(NeedError::Name {
             name,
             text: text.chars().take(40).collect(),
-            accepted: "shared, soft and hard",
+            expected: "shared, soft or hard",
         }),
     }
 }
@@ -355,10 +355,7 @@ mod tests {
         assert_eq!(of(&[hami, ("nvidia.com/priority", "0")]), Ok(Priority::High));
         assert_eq!(of(&[hami, ("nvidia.com/priority", "1")]), Ok(Priority::Low));
         let said = of(&[hami, ("nvidia.com/priority", "5")]).unwrap_err().to_string();
-        assert_eq!(
-            said,
-            "nvidia.com/priority: 5 is no priority: 0 (high) and 1 (low) are accepted"
-        );
+        assert_eq!(said, "nvidia.com/priority: 5 is no priority; expected 0 (high) or 1 (low)");
         // It is HAMi's word alone.
         let vgpu = ("nvidia.com/vgpu-number", "1");
         assert_eq!(of(&[vgpu, ("nvidia.com/priority", "1")]), Ok(Priority::High));
@@ -382,14 +379,19 @@ mod tests {
             assert_eq!(of(qos, text), Ok(priority), "{text}");
         }
         let said = of(qos, "best").unwrap_err().to_string();
-        assert!(said.contains("\"best\": low, medium, high and critical are accepted"), "{said}");
+        assert!(said.contains("\"best\"; expected low, medium, high or critical"), "{said}");
         let isolation = "tensor-fusion.ai/isolation";
         for text in ["shared", "soft", "Hard", ""] {
             assert_eq!(of(isolation, text), Ok(Priority::High), "{text}");
         }
         let said = of(isolation, "partitioned").unwrap_err().to_string();
         assert!(said.contains("not partitioned by their hardware"), "{said}");
-        assert!(of(isolation, "none").unwrap_err().to_string().contains("shared, soft and hard"));
+        assert!(
+            of(isolation, "none")
+                .unwrap_err()
+                .to_string()
+                .ends_with("expected shared, soft or hard")
+        );
         let two = need(&[index, ("tensor-fusion.ai/index", "3")]).unwrap_err().to_string();
         assert!(two.contains("are asked for in one container"), "{two}");
         // Of others these say nothing.
@@ -408,11 +410,10 @@ mod tests {
         let vgpu = ("nvidia.com/vgpu-number", "1");
         assert_eq!(
             said(&[vgpu, ("nvidia.com/vgpu-cores", "101")]),
-            "nvidia.com/vgpu-cores: 101 cores of each of its GPUs are asked for: 1 to 100 are accepted"
+            "nvidia.com/vgpu-cores: 101 cores of each of its GPUs are asked for; expected 1 to 100"
         );
         assert!(
-            said(&[vgpu, ("nvidia.com/gpu", "1")])
-                .contains("the names of one dialect are accepted")
+            said(&[vgpu, ("nvidia.com/gpu", "1")]).contains("; expected the names of one dialect")
         );
         assert!(
             said(&[vgpu, ("nvidia.com/vgpu-memory", "100m")])
@@ -428,7 +429,7 @@ mod tests {
                 .starts_with("the annotation tensor-fusion.ai/vram-limit: \"much\" is no amount")
         );
         let percent = said(&[vgpu_rs, ("tensor-fusion.ai/compute-percent-limit", "half")]);
-        assert!(percent.ends_with("a percentage such as 25, 12.5 or 12500m is accepted, above 0"));
+        assert!(percent.ends_with("; expected a percentage such as 25, 12.5 or 12500m, above 0"));
         assert!(said(&[vgpu_rs, ("nvidia.com/gpu", "1")]).contains("of one dialect"));
         let huge =
             need(&[vgpu, ("nvidia.com/vgpu-memory", "16000000000000000000")]).unwrap().unwrap();

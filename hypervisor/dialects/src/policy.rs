@@ -74,14 +74,14 @@ impl Policy {
             "" | "none" => Ok(None),
             "binpack" => Ok(Some(Order::Binpack)),
             "spread" => Ok(Some(Order::Spread)),
-            text => Err(wrong(name, text, "binpack, spread and none")),
+            text => Err(wrong(name, text, "binpack, spread or none")),
         };
         let topology = match names.topology {
             TopologyNames::Mode(name) => mode(name, &lower(pod, name))?,
             TopologyNames::NumaBind(name) => match lower(pod, name).as_str() {
                 "" | "false" => None,
                 "true" => Some(Topology { by: Connection::Numa, strict: true }),
-                text => return Err(wrong(name, text, "true and false")),
+                text => return Err(wrong(name, text, "true or false")),
             },
         };
         let node = order(names.node)?;
@@ -100,7 +100,7 @@ fn mode(name: &'static str, text: &str) -> Result<Option<Topology>, NeedError> {
         "numa-strict" => (Connection::Numa, true),
         "link" => (Connection::Link, false),
         "link-strict" => (Connection::Link, true),
-        _ => return Err(wrong(name, text, "numa, numa-strict, link, link-strict and none")),
+        _ => return Err(wrong(name, text, "numa, numa-strict, link, link-strict or none")),
     };
     Ok(Some(Topology { by, strict }))
 }
@@ -109,8 +109,8 @@ fn lower(pod: &Pod, name: &str) -> String {
     annotation(pod, name).unwrap_or_default().trim().to_lowercase()
 }
 
-fn wrong(name: &'static str, text: &str, accepted: &'static str) -> NeedError {
-    NeedError::Name { name, text: text.chars().take(40).collect(), accepted }
+fn wrong(name: &'static str, text: &str, expected: &'static str) -> NeedError {
+    NeedError::Name { name, text: text.chars().take(40).collect(), expected }
 }
 
 #[cfg(test)]
@@ -156,9 +156,9 @@ mod tests {
         };
         assert_eq!(
             said("nvidia.com/node-scheduler-policy", "binpak"),
-            "the annotation nvidia.com/node-scheduler-policy: \"binpak\": binpack, spread and none are accepted"
+            "the annotation nvidia.com/node-scheduler-policy: \"binpak\"; expected binpack, spread or none"
         );
         let said = said("nvidia.com/device-topology-mode", "nvlink");
-        assert!(said.ends_with("numa, numa-strict, link, link-strict and none are accepted"));
+        assert!(said.ends_with("; expected numa, numa-strict, link, link-strict or none"));
     }
 }

@@ -52,7 +52,7 @@ pub enum RegisterError {
     #[error("{0} has no text for a node's devices")]
     None(&'static str),
     /// A part has another form.
-    #[error("{text:?} is no device of a node: {form} is accepted")]
+    #[error("{text:?} is no device of a node; expected {form}")]
     Device {
         /// The part.
         text: String,
@@ -133,7 +133,7 @@ impl HamiForm {
 
 /// A text that names no such form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no form of HAMi's registration: json and fields are accepted")]
+#[error("{0:?} is no form of HAMi's registration; expected json or fields")]
 pub struct HamiFormError(String);
 
 impl FromStr for HamiForm {
@@ -435,7 +435,7 @@ mod tests {
             assert_eq!(form.name().parse(), Ok(form));
         }
         let said = "yaml".parse::<HamiForm>().unwrap_err().to_string();
-        assert!(said.ends_with("json and fields are accepted"), "{said}");
+        assert!(said.ends_with("; expected json or fields"), "{said}");
     }
 
     /// A node of a Volcano cluster, with the five fields of then.
@@ -501,7 +501,7 @@ mod tests {
         assert!(said(Dialect::VgpuManager, "x").starts_with("a node's devices: "));
         assert!(
             said(Dialect::Volcano, "GPU-1,1")
-                .contains("UUID,COUNT,MEMORY,TYPE,HEALTH,MODE is accepted")
+                .contains("; expected UUID,COUNT,MEMORY,TYPE,HEALTH,MODE")
         );
         assert!(
             said(Dialect::Hami, &format!("{A},1,2,3,x,0,yes:")).contains("UUID,COUNT,MIB,CORES")

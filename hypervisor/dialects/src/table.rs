@@ -55,7 +55,7 @@ impl Dialect {
 
 /// A text that names no dialect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no dialect {0:?}: vgpu-manager, volcano, hami and vgpu-rs are accepted")]
+#[error("there is no dialect {0:?}; expected vgpu-manager, volcano, hami or vgpu-rs")]
 pub struct DialectError(String);
 
 impl FromStr for Dialect {
@@ -430,7 +430,7 @@ mod tests {
         let said = "HAMi".parse::<Dialect>().unwrap_err().to_string();
         assert_eq!(
             said,
-            "there is no dialect \"HAMi\": vgpu-manager, volcano, hami and vgpu-rs are accepted"
+            "there is no dialect \"HAMi\"; expected vgpu-manager, volcano, hami or vgpu-rs"
         );
     }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 /// Why a text is no amount.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no amount: {form} is accepted, above 0")]
+#[error("{text:?} is no amount; expected {form}, above 0")]
 pub struct AmountError {
     text: String,
     form: &'static str,
@@ -110,7 +110,7 @@ pub struct GpuInfo(BTreeMap<String, u64>);
 
 /// A text that is no such list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}; a YAML list of GPUs with model, fullModelName and fp16TFlops is accepted")]
+#[error("{0}; expected a YAML list of GPUs with model, fullModelName and fp16TFlops")]
 pub struct GpuInfoError(String);
 
 #[derive(Deserialize)]
@@ -178,7 +178,7 @@ mod tests {
         let said = bytes("many").unwrap_err().to_string();
         assert_eq!(
             said,
-            "\"many\" is no amount: a size such as 1073741824, 512Mi or 2Gi is accepted, above 0"
+            "\"many\" is no amount; expected a size such as 1073741824, 512Mi or 2Gi, above 0"
         );
     }
 
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(info.milli_tflops("Unknown GPU"), None);
         for text in ["x", "- model: T4", "- {model: a, fullModelName: b, fp16TFlops: 0}"] {
             let said = text.parse::<GpuInfo>().unwrap_err().to_string();
-            assert!(said.ends_with("fullModelName and fp16TFlops is accepted"), "{said}");
+            assert!(said.ends_with("fullModelName and fp16TFlops"), "{said}");
         }
     }
 

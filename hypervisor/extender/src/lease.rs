@@ -54,7 +54,7 @@ pub struct LeaseName {
 
 /// A text that names no Lease.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no lease: NAMESPACE/NAME is accepted, such as kube-system/sluice-extender")]
+#[error("{0:?} is no lease; expected NAMESPACE/NAME, such as kube-system/sluice-extender")]
 pub struct LeaseNameError(String);
 
 impl std::str::FromStr for LeaseName {
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(lease.to_string(), "kube-system/sluice-extender");
         for text in ["", "x", "/x", "x/", "a/b/c"] {
             let said = text.parse::<LeaseName>().unwrap_err().to_string();
-            assert!(said.contains("NAMESPACE/NAME is accepted"), "{said}");
+            assert!(said.contains("; expected NAMESPACE/NAME"), "{said}");
         }
     }
 }

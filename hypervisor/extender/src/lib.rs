@@ -78,15 +78,15 @@ pub struct Options {
 pub enum ExtenderError {
     /// Others would bind pods.
     #[error(
-        "--listen {0}: whoever can call it can bind pods; an address of this machine alone is accepted, such as {LISTEN}"
+        "--listen {0}: whoever can call it can bind pods; expected an address of this machine alone, such as {LISTEN}"
     )]
     Open(SocketAddr),
     /// Nobody would be scheduled.
-    #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
+    #[error("no dialect is chosen; expected vgpu-manager, volcano or hami")]
     NoDialect,
     /// Their nodes do not say what they have.
     #[error(
-        "--dialects {0}: its pods have a scheduler of their own; vgpu-manager, volcano and hami are accepted"
+        "--dialects {0}: its pods have a scheduler of their own; expected vgpu-manager, volcano or hami"
     )]
     OtherScheduler(&'static str),
     /// The API server cannot be asked.

@@ -218,7 +218,7 @@ fn requests_that_no_node_can_meet_are_refused_with_the_reason() {
     let init = said(&spec(&json!([{"name": "b"}]), &json!([one("a", volcano, "1")])));
     assert!(init.starts_with("init container a asks for GPUs by the names of volcano"), "{init}");
     let fewer = said(&spec(&json!([one("b", ours, "1")]), &json!([one("a", ours, "2")])));
-    assert!(fewer.ends_with("kubelets give it any 1 of these; at least 2 are accepted"), "{fewer}");
+    assert!(fewer.ends_with("kubelets give it any 1 of these; expected at least 2"), "{fewer}");
     let much = json!({ours: "1", "nvidia.com/vgpu-cores": "101"});
     let much = said(&spec(&json!([container("a", &much)]), &json!([])));
     assert!(much.starts_with("container a: nvidia.com/vgpu-cores: 101 cores"), "{much}");

@@ -24,11 +24,11 @@ pub enum PodRefusal {
     #[error(transparent)]
     Policy(NeedError),
     /// Containers use the names of two dialects.
-    #[error("its containers ask by the names of {0} and of {1}: those of one dialect are accepted")]
+    #[error("its containers ask by the names of {0} and of {1}; expected those of one dialect")]
     TwoDialects(&'static str, &'static str),
     /// The dialect's claims cannot name an init container.
     #[error(
-        "init container {container} asks for GPUs by the names of {dialect}, whose claims name no init containers: the names of vgpu-manager or hami are accepted"
+        "init container {container} asks for GPUs by the names of {dialect}, whose claims name no init containers; expected the names of vgpu-manager or hami"
     )]
     Unnamed {
         /// The container.
@@ -38,12 +38,12 @@ pub enum PodRefusal {
     },
     /// Links have no say.
     #[error(
-        "device-topology-mode link-strict: the feature gate GPUTopology is closed; numa, numa-strict and link are accepted, or GPUTopology=true"
+        "device-topology-mode link-strict: the feature gate GPUTopology is closed; expected numa, numa-strict or link, or GPUTopology=true"
     )]
     LinkGate,
     /// A kubelet would choose among an init container's GPUs at random.
     #[error(
-        "container {container} asks for {asked} GPUs after an init container with {held}: kubelets give it any {asked} of these; at least {held} are accepted"
+        "container {container} asks for {asked} GPUs after an init container with {held}: kubelets give it any {asked} of these; expected at least {held}"
     )]
     HandedOver {
         /// The later container.
@@ -109,7 +109,7 @@ pub enum Refusal {
     },
     /// Too many combinations of GPUs.
     #[error(
-        "none of the first {0} ways to place its containers fits: fewer containers with GPUs are accepted"
+        "none of the first {0} ways to place its containers fits; expected fewer containers with GPUs"
     )]
     TooManyWays(usize),
 }

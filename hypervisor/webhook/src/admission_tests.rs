@@ -136,7 +136,7 @@ proptest! {
         let after = pod(&patched(&before, &patch));
         prop_assert_eq!(defaults(&after, &rules), []);
         if let Err(refusal) = check(&after, &rules) {
-            prop_assert!(["accepted", "; expected "].iter().any(|words| refusal.to_string().contains(words)));
+            prop_assert!(refusal.to_string().contains("; expected "));
         }
     }
 }

@@ -139,7 +139,7 @@ async fn hamis_priority_holds_for_the_session() {
     }
     node.server.objects.put(pod("none", &json!({}), &words("2")));
     let said = node.start("none", "nvidia.com/gpu", &[format!("{}::5", gpu(0))], 0).await;
-    assert!(said.unwrap_err().contains("0 (high) and 1 (low) are accepted"));
+    assert!(said.unwrap_err().contains("; expected 0 (high) or 1 (low)"));
     node.stop().await;
 }
 

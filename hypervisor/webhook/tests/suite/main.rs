@@ -217,7 +217,7 @@ async fn api_servers_trust_it_and_get_patches_and_refusals() {
     let mut wrong = pod("300");
     wrong["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/vgpu-number"] = "1".into();
     let refused = running.review(roots(), "/validate", &wrong).await.unwrap();
-    let said = "container main: nvidia.com/vgpu-cores: 300 cores of each of its GPUs are asked for: 1 to 100 are accepted";
+    let said = "container main: nvidia.com/vgpu-cores: 300 cores of each of its GPUs are asked for; expected 1 to 100";
     assert_eq!((&refused["allowed"], &refused["status"]["message"]), (&json!(false), &json!(said)));
 }
 
