@@ -29,7 +29,7 @@ impl<'a, T: DeserializeOwned> FromRequest<'a> for Body<T> {
 ///
 /// # Errors
 /// The answer to the caller.
-pub async fn read_json<T: DeserializeOwned>(
+pub(super) async fn read_json<T: DeserializeOwned>(
     body: HttpBody,
     most: usize,
     within: Duration,

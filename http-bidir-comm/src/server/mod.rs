@@ -5,6 +5,7 @@
 
 mod bearer_token;
 mod connection_filter;
+mod counted_body;
 mod json;
 mod line;
 mod listener;
@@ -19,7 +20,8 @@ mod waiting;
 
 pub use bearer_token::{BearerToken, WeakToken};
 pub use connection_filter::ConnectionFilter;
-pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body, read_json};
+pub use counted_body::{BodyMemory, CountedBody};
+pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body};
 pub use line::{Line, Lines, Pace};
 pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;

@@ -25,12 +25,11 @@ use std::time::{Duration, Instant};
 
 use dialects::gates::{FeatureGates, Gate};
 use dialects::{Dialect, ResourceNames};
-use http_bidir_comm::server::{AnswerKept, ApiError, BoundedTcpListener, read_json};
+use http_bidir_comm::server::{AnswerKept, BodyMemory, BoundedTcpListener, CountedBody};
 use poem::http::StatusCode;
 use poem::web::Data;
-use poem::web::headers::{ContentLength, HeaderMapExt};
-use poem::{EndpointExt, FromRequest, Request, RequestBody, Route, get, handler, post};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use poem::{EndpointExt, Route, get, handler, post};
+use tokio::sync::OwnedSemaphorePermit;
 
 use self::binder::Binder;
 use self::cluster::Reading;
@@ -47,8 +46,6 @@ use self::wire::{
 pub const LISTEN: &str = "127.0.0.1:3456";
 /// What calls may send, one alone and all at once. Nodes in full are some KiB each.
 const MOST_BYTES: u32 = 64 << 20;
-/// How long a body may take, and how long it waits for those of other calls.
-const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// kube-scheduler binds up to 16 pods at once.
 const CONNECTIONS: usize = 64;
 /// How long calls have to end when the program ends.
@@ -106,8 +103,6 @@ pub enum ExtenderError {
 struct Extender {
     cluster: Shared,
     binder: Binder,
-    /// A permit for each byte that calls may still send.
-    bytes: Arc<Semaphore>,
 }
 
 /// Those whose nodes say what they have. Of the others people are told: the node's part may have the same list.
@@ -153,8 +148,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         leadership: leadership.clone(),
         serial: options.gates.is_open(Gate::SerialBindNode),
     };
-    let bytes = Arc::new(Semaphore::new(MOST_BYTES as usize));
-    let under_way = Arc::clone(&bytes);
+    let memory = BodyMemory::new(MOST_BYTES, MOST_BYTES);
     let routes = Route::new()
         .at("/scheduler/filter", post(filter))
         .at("/scheduler/prioritize", post(prioritize))
@@ -162,11 +156,12 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         .at("/scheduler/bind", post(bind))
         .at("/healthz", get(healthy))
         .at("/readyz", get(ready))
-        .data(Extender { cluster: cluster.clone(), binder, bytes });
+        .data(Extender { cluster: cluster.clone(), binder })
+        .data(memory.clone());
     let calls_have_ended = async {
         end.await;
         // In vain after that time: they are broken off.
-        _ = tokio::time::timeout(ENDS_WITHIN, under_way.acquire_many(MOST_BYTES)).await;
+        _ = tokio::time::timeout(ENDS_WITHIN, memory.all_free()).await;
     };
     let keep_lease = async {
         match &leadership {
@@ -227,34 +222,9 @@ impl Extender {
     }
 }
 
-/// A call and the place of its bytes, which it has until it is answered.
-struct Call<T>(T, OwnedSemaphorePermit);
-
-impl<'a, T: serde::de::DeserializeOwned> FromRequest<'a> for Call<T> {
-    async fn from_request(request: &'a Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let refused = |status, problem: &str| ApiError::new(status, problem);
-        let Some(ContentLength(length)) = request.headers().typed_get() else {
-            let problem = "a call without content-length; POST with the body's length is accepted";
-            return Err(refused(StatusCode::LENGTH_REQUIRED, problem).into());
-        };
-        let bytes = u32::try_from(length).ok().filter(|bytes| *bytes <= MOST_BYTES);
-        let bytes = bytes.ok_or_else(|| {
-            let problem = format!("a body of {length} bytes; up to {MOST_BYTES} are accepted");
-            refused(StatusCode::PAYLOAD_TOO_LARGE, &problem)
-        })?;
-        let Data(extender) = Data::<&Extender>::from_request(request, body).await?;
-        let place = Arc::clone(&extender.bytes).acquire_many_owned(bytes.max(1));
-        let place = tokio::time::timeout(BODY_WITHIN, place).await.ok().and_then(Result::ok);
-        let problem =
-            "other calls have taken all places for bodies; the same call later is accepted";
-        let place = place.ok_or_else(|| refused(StatusCode::SERVICE_UNAVAILABLE, problem))?;
-        Ok(Self(read_json(body.take()?, bytes as usize, BODY_WITHIN).await?, place))
-    }
-}
-
 #[handler]
 async fn filter(
-    Call(wanted, place): Call<FilterArguments>,
+    CountedBody(wanted, place): CountedBody<FilterArguments>,
     extender: Data<&Extender>,
 ) -> AnswerKept<FilterResult, OwnedSemaphorePermit> {
     AnswerKept(extender.filter(wanted).await, place)
@@ -262,7 +232,7 @@ async fn filter(
 
 #[handler]
 async fn prioritize(
-    Call(wanted, place): Call<FilterArguments>,
+    CountedBody(wanted, place): CountedBody<FilterArguments>,
     extender: Data<&Extender>,
 ) -> AnswerKept<Vec<HostPriority>, OwnedSemaphorePermit> {
     AnswerKept(extender.prioritize(&wanted), place)
@@ -270,7 +240,7 @@ async fn prioritize(
 
 #[handler]
 async fn preempt(
-    Call(wanted, place): Call<PreemptionArguments>,
+    CountedBody(wanted, place): CountedBody<PreemptionArguments>,
     extender: Data<&Extender>,
 ) -> AnswerKept<PreemptionResult, OwnedSemaphorePermit> {
     let (pod, proposed) = wanted.proposed();
@@ -280,7 +250,7 @@ async fn preempt(
 
 #[handler]
 async fn bind(
-    Call(wanted, place): Call<BindArguments>,
+    CountedBody(wanted, place): CountedBody<BindArguments>,
     extender: Data<&Extender>,
 ) -> AnswerKept<BindResult, OwnedSemaphorePermit> {
     let error = match extender.binder.bind(&wanted).await {

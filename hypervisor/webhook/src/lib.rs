@@ -20,17 +20,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_bidir_comm::server::{
-    AnswerKept, ApiError, BoundedTcpListener, ServerTls, error_to_json, read_json,
+    AnswerKept, BodyMemory, BoundedTcpListener, CountedBody, ServerTls, error_to_json,
 };
 use poem::http::StatusCode;
 use poem::http::header::CONNECTION;
 use poem::web::Data;
-use poem::web::headers::{ContentLength, HeaderMapExt};
-use poem::{
-    EndpointExt, FromRequest, IntoResponse, Request, RequestBody, Response, Route, get, handler,
-    post,
-};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use poem::{EndpointExt, IntoResponse, Response, Route, get, handler, post};
+use tokio::sync::OwnedSemaphorePermit;
 
 pub use self::admission::Rules;
 pub use self::certificates::Rotation;
@@ -50,8 +46,6 @@ pub const LINGER: Duration = Duration::from_secs(5);
 const CALL: u32 = 4 << 20;
 /// Bytes of all bodies at once.
 const MOST_BYTES: u32 = 64 << 20;
-/// Time for a body to arrive, and for it to wait for the bodies of other calls.
-const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// A Job may create hundreds of pods at once.
 const CONNECTIONS: usize = 512;
 /// Time for calls in flight to finish when the program ends.
@@ -128,18 +122,14 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     let listen = |source| WebhookError::Listen { address, source };
     let listener = BoundedTcpListener::bind(address, CONNECTIONS).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let webhook = Webhook {
-        rules: Arc::new(options.rules.clone()),
-        bytes: Arc::new(Semaphore::new(MOST_BYTES as usize)),
-        ends: Arc::default(),
-    };
-    let (under_way, ends) = (Arc::clone(&webhook.bytes), Arc::clone(&webhook.ends));
+    let webhook = Webhook { rules: Arc::new(options.rules.clone()), ends: Arc::default() };
+    let (memory, ends) = (BodyMemory::new(MOST_BYTES, CALL), Arc::clone(&webhook.ends));
     let calls_have_ended = async {
         end.await;
         ends.store(true, Ordering::Relaxed);
         tokio::time::sleep(options.linger).await;
         // Calls that take longer are aborted.
-        _ = tokio::time::timeout(ENDS_WITHIN, under_way.acquire_many(MOST_BYTES)).await;
+        _ = tokio::time::timeout(ENDS_WITHIN, memory.all_free()).await;
     };
     let routes = Route::new()
         .at("/mutate", post(mutate))
@@ -147,6 +137,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         .at("/healthz", get(healthy))
         .at("/readyz", get(ready))
         .data(webhook)
+        .data(memory.clone())
         .catch_all_error(error_to_json)
         .after(close_connection);
     let poll = options.rotation.poll;
@@ -242,37 +233,16 @@ const FIRST_POLL: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 struct Webhook {
     rules: Arc<Rules>,
-    /// One permit for each byte that calls may still send.
-    bytes: Arc<Semaphore>,
     ends: Arc<AtomicBool>,
-}
-
-/// A call, and the permits for its bytes until it is answered.
-struct Call(Review, OwnedSemaphorePermit);
-
-impl<'a> FromRequest<'a> for Call {
-    async fn from_request(request: &'a Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let length = request.headers().typed_get().map(|ContentLength(length)| length);
-        let bytes = length.and_then(|length| u32::try_from(length).ok());
-        let bytes = bytes.filter(|bytes| *bytes <= CALL).ok_or_else(|| {
-            let problem = format!("a call needs a content-length of up to {CALL} bytes");
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, problem)
-        })?;
-        let Data(webhook) = Data::<&Webhook>::from_request(request, body).await?;
-        let place = Arc::clone(&webhook.bytes).acquire_many_owned(bytes.max(1));
-        let place = tokio::time::timeout(BODY_WITHIN, place).await.ok().and_then(Result::ok);
-        let place = place.ok_or_else(|| {
-            let problem = "other calls have taken all places for bodies; try again later";
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem)
-        })?;
-        Ok(Self(read_json(body.take()?, bytes as usize, BODY_WITHIN).await?, place))
-    }
 }
 
 type Answered = AnswerKept<Reviewed, OwnedSemaphorePermit>;
 
 #[handler]
-async fn mutate(Call(review, place): Call, webhook: Data<&Webhook>) -> poem::Result<Answered> {
+async fn mutate(
+    CountedBody(review, place): CountedBody<Review>,
+    webhook: Data<&Webhook>,
+) -> poem::Result<Answered> {
     let request = review.request;
     let patch = admission::defaults(&request.object, &webhook.rules);
     let reviewed = Reviewed::patched(request.uid, &patch);
@@ -281,7 +251,10 @@ async fn mutate(Call(review, place): Call, webhook: Data<&Webhook>) -> poem::Res
 }
 
 #[handler]
-async fn validate(Call(review, place): Call, webhook: Data<&Webhook>) -> Answered {
+async fn validate(
+    CountedBody(review, place): CountedBody<Review>,
+    webhook: Data<&Webhook>,
+) -> Answered {
     let request = review.request;
     let rules = &webhook.rules;
     let checked = admission::check(&request.object, rules);

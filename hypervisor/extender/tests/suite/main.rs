@@ -318,7 +318,7 @@ async fn half_sent_bodies_and_idle_connections_are_bounded_and_end() {
         "{answers:?}"
     );
     assert!(
-        answers.iter().any(|said| said.contains("other calls have taken all places")),
+        answers.iter().any(|said| said.contains("bodies of other calls take all memory")),
         "{answers:?}"
     );
     assert!(most < before + 200, "{before} MiB, then {most}");
