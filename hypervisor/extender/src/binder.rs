@@ -250,10 +250,11 @@ fn assume(
 ) -> Result<String, BindError> {
     let node = || wanted.node.clone();
     let request = &asked.request;
-    let account = cluster.account_beside(&wanted.node, request.dialect, cluster.counted(name));
+    let account = cluster.account(&wanted.node, request.dialect);
     let refused = |source| BindError::Refused { node: node(), source };
     let account = account.ok_or_else(|| BindError::Unknown(node()))?;
     let account = account.map_err(|source| refused(source.clone()))?;
+    let account = cluster.beside((&wanted.node, account), cluster.counted(name));
     let factor = account.factor();
     let claims = account.place(request).map_err(refused)?;
     let holding = Holding::claimed(request, &claims, factor);

@@ -125,12 +125,20 @@ impl KnownPod {
 }
 
 #[derive(Debug)]
-struct KnownNode {
+pub(crate) struct KnownNode {
     /// Another one for each node.
-    number: u32,
+    pub(crate) number: u32,
     /// What it has registered, by the annotations' names.
     texts: BTreeMap<&'static str, String>,
     accounts: Vec<(Dialect, Result<Account, Refusal>)>,
+}
+
+impl KnownNode {
+    /// What it has left for pods of a dialect.
+    pub(crate) fn account(&self, dialect: Dialect) -> Option<Result<&Account, &Refusal>> {
+        let own = self.accounts.iter().find(|(of, _)| *of == dialect)?;
+        Some(own.1.as_ref())
+    }
 }
 
 #[derive(Debug)]
@@ -193,14 +201,14 @@ impl Cluster {
         if !self.quotas.has(namespace) {
             return Ok(());
         }
-        let is_beside = |name: &PodName| {
-            name != own && name.split_once('/').is_some_and(|(of, _)| of == namespace)
-        };
         let usage = |pod: &KnownPod| {
             let (node, holding) = pod.counts()?;
             let account = self.account(node, dialect).and_then(Result::ok);
             let factor = account.map_or(NonZeroU32::MIN, Account::factor);
             Some(holding?.usage(dialect, factor))
+        };
+        let is_beside = |name: &PodName| {
+            name != own && name.split_once('/').is_some_and(|(of, _)| of == namespace)
         };
         let others = self.pods.iter().filter(|(name, _)| is_beside(name));
         let used = others.filter_map(|(_, pod)| usage(pod));
@@ -379,8 +387,8 @@ impl Cluster {
         self.pods.get(name)
     }
 
-    pub(crate) fn number(&self, node: &str) -> Option<u32> {
-        self.nodes.get(node).map(|known| known.number)
+    pub(crate) fn node(&self, name: &str) -> Option<&KnownNode> {
+        self.nodes.get(name)
     }
 
     /// The node on which a pod counts, with the pod's name.
@@ -389,26 +397,21 @@ impl Cluster {
         Some((pod, node))
     }
 
-    /// The same for a pod that may count there itself, by [`Self::counted`]. It is asked of thousands of nodes.
-    pub(crate) fn account_beside(
+    /// A node's account for a pod that may count there itself, by [`Self::counted`].
+    pub(crate) fn beside<'a>(
         &self,
-        node: &str,
-        dialect: Dialect,
+        (node, account): (&str, &'a Account),
         own: Option<(&str, &str)>,
-    ) -> Option<Result<Cow<'_, Account>, &Refusal>> {
-        let account = self.account(node, dialect)?;
-        Some(account.map(|account| match own.filter(|(_, counts_on)| *counts_on == node) {
-            None => Cow::Borrowed(account),
-            Some((own, _)) => {
-                let mut account = account.clone();
-                account.reset();
-                let pods = self.on.get(node).into_iter().flatten();
-                let others = pods.filter(|name| &***name != own);
-                let holdings = others.filter_map(|name| self.pods.get(name)?.counts()?.1);
-                holdings.for_each(|holding| account.take(holding));
-                Cow::Owned(account)
-            }
-        }))
+    ) -> Cow<'a, Account> {
+        let Some((own, _)) = own.filter(|(_, counts_on)| *counts_on == node) else {
+            return Cow::Borrowed(account);
+        };
+        let mut account = account.clone();
+        account.reset();
+        let others = self.holders(node).filter(|(name, _)| &***name != own);
+        let holdings = others.filter_map(|(_, pod)| pod.counts()?.1);
+        holdings.for_each(|holding| account.take(holding));
+        Cow::Owned(account)
     }
 
     /// The pods that count on a node.
@@ -423,9 +426,7 @@ impl Cluster {
         node: &str,
         dialect: Dialect,
     ) -> Option<Result<&Account, &Refusal>> {
-        let known = self.nodes.get(node)?;
-        let own = known.accounts.iter().find(|(of, _)| *of == dialect)?;
-        Some(own.1.as_ref())
+        self.node(node)?.account(dialect)
     }
 
     /// A pod is being bound, and counts there from now on.

@@ -39,7 +39,7 @@ pub use self::lease::{LeaseName, LeaseNameError};
 use self::shared::Shared;
 use self::wire::{
     BindArguments, BindResult, FilterArguments, FilterResult, HostPriority, PreemptionArguments,
-    PreemptionResult, name_of,
+    PreemptionResult,
 };
 
 /// Where VGPU-Manager's extender listens, for its schedulers' configuration.
@@ -186,16 +186,16 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
 }
 
 impl Extender {
-    async fn filter(&self, wanted: FilterArguments) -> FilterResult {
+    async fn filter(&self, mut wanted: FilterArguments) -> FilterResult {
         if let Some(leadership) = &self.binder.leadership
             && let Err(error) = leadership.take().await
         {
             self.cluster.lock().waiting.withhold(&wanted.pod);
             return FilterResult { error: error.to_string(), ..FilterResult::default() };
         }
-        let names = wanted.names();
-        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-        let failed_nodes = {
+        let is_by_name = wanted.node_names.is_some();
+        let names = wanted.take_names();
+        let whys = {
             let mut cluster = self.cluster.lock();
             if !cluster.is_ready() {
                 cluster.waiting.put_off(&wanted.pod);
@@ -204,21 +204,27 @@ impl Extender {
             }
             cluster.refusals(&wanted.pod, &names, Instant::now())
         };
-        let is_left = |name: &String| !failed_nodes.contains_key(name);
-        let node_names = wanted.node_names.map(|names| names.into_iter().filter(is_left).collect());
-        let nodes = wanted.nodes.map(|mut nodes| {
-            nodes.items.retain(|node| is_left(&name_of(node)));
+        let nodes = wanted.nodes.filter(|_| !is_by_name).map(|mut nodes| {
+            let mut each = whys.iter();
+            nodes.items.retain(|_| each.next().is_some_and(Option::is_none));
             nodes
         });
+        let (mut left, mut failed_nodes) = (Vec::new(), Vec::new());
+        for (name, why) in names.into_iter().zip(whys) {
+            match why {
+                None => left.push(name),
+                Some(why) => failed_nodes.push((name, why)),
+            }
+        }
+        let node_names = is_by_name.then_some(left);
         FilterResult { nodes, node_names, failed_nodes, error: String::new() }
     }
 
-    fn prioritize(&self, wanted: &FilterArguments) -> Vec<HostPriority> {
-        let names = wanted.names();
-        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    fn prioritize(&self, mut wanted: FilterArguments) -> Vec<HostPriority> {
+        let names = wanted.take_names();
         let scores = self.cluster.lock().scores(&wanted.pod, &names);
-        let one = |(name, score): (&&str, u64)| HostPriority { host: (*name).to_owned(), score };
-        names.iter().zip(scores).map(one).collect()
+        let one = |(host, score): (String, u64)| HostPriority { host, score };
+        names.into_iter().zip(scores).map(one).collect()
     }
 }
 
@@ -235,7 +241,7 @@ async fn prioritize(
     CountedBody(wanted, place): CountedBody<FilterArguments>,
     extender: Data<&Extender>,
 ) -> AnswerKept<Vec<HostPriority>, OwnedSemaphorePermit> {
-    AnswerKept(extender.prioritize(&wanted), place)
+    AnswerKept(extender.prioritize(wanted), place)
 }
 
 #[handler]

@@ -142,7 +142,7 @@ impl Cluster {
             let Refused { uid, asked, nodes, .. } = &self.waiting.pods[name];
             let request = &asked.request;
             let is_possible = |node: &&Arc<str>| {
-                self.number(node).is_some_and(|number| nodes.binary_search(&number).is_ok())
+                self.node(node).is_some_and(|known| nodes.binary_search(&known.number).is_ok())
             };
             for node in roomier.iter().filter(is_possible) {
                 let account = match left.get_mut(&(&**node, request.dialect)) {

@@ -1,10 +1,9 @@
 //! kube-scheduler's extender messages, v1. Go writes the fields' names as they are in its source.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// Which of these nodes has room, or how well do they suit?
@@ -37,18 +36,15 @@ struct Metadata {
 }
 
 impl FilterArguments {
-    /// The nodes' names.
-    pub(crate) fn names(&self) -> Vec<Cow<'_, str>> {
-        match (&self.node_names, &self.nodes) {
-            (Some(names), _) => names.iter().map(|name| Cow::Borrowed(name.as_str())).collect(),
-            (None, Some(nodes)) => nodes.items.iter().map(|node| name_of(node).into()).collect(),
-            (None, None) => Vec::new(),
-        }
+    /// Takes the nodes' names.
+    pub(crate) fn take_names(&mut self) -> Vec<String> {
+        let in_full = self.nodes.iter().flat_map(|nodes| &nodes.items);
+        self.node_names.take().unwrap_or_else(|| in_full.map(|node| name_of(node)).collect())
     }
 }
 
 /// The name of a node. Empty: it has none.
-pub(crate) fn name_of(node: &RawValue) -> String {
+fn name_of(node: &RawValue) -> String {
     let named = serde_json::from_str(node.get());
     named.map(|Named { metadata }| metadata.name).unwrap_or_default()
 }
@@ -58,8 +54,14 @@ pub(crate) fn name_of(node: &RawValue) -> String {
 pub(crate) struct FilterResult {
     pub(crate) nodes: Option<NodeList>,
     pub(crate) node_names: Option<Vec<String>>,
-    pub(crate) failed_nodes: BTreeMap<String, String>,
+    /// By name, with the reason.
+    #[serde(serialize_with = "as_map")]
+    pub(crate) failed_nodes: Vec<(String, String)>,
     pub(crate) error: String,
+}
+
+fn as_map<S: Serializer>(pairs: &[(String, String)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(pairs.iter().map(|(name, why)| (name, why)))
 }
 
 /// How well a node suits a pod: up to 10.
