@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use dialects::pods::{annotation, has_ended, is_allocating, slots};
 use dialects::table::NODE_CONFIG;
 use dialects::topology::NODE_TOPOLOGY;
-use dialects::{Dialect, ResourceNames};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use dialects::{Dialect, PodClaims, ResourceNames};
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use placement::{Account, Holding, PodRefusal, Refusal, Request, Usage};
 
 use crate::quota::{QuotaRefusal, Quotas};
@@ -34,6 +34,10 @@ pub(crate) fn pod_name(namespace: &str, name: &str) -> PodName {
     format!("{namespace}/{name}").into()
 }
 
+pub(crate) fn namespace_of(name: &str) -> &str {
+    name.split_once('/').map_or("", |(namespace, _)| namespace)
+}
+
 pub(crate) fn name_of(pod: &Pod) -> PodName {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     pod_name(&part(&pod.metadata.namespace), &part(&pod.metadata.name))
@@ -44,6 +48,15 @@ pub(crate) fn name_of(pod: &Pod) -> PodName {
 pub(crate) struct Asked {
     pub(crate) request: Request,
     pub(crate) slots: Vec<String>,
+}
+
+impl Asked {
+    /// What it takes of a quota. Memory that is requested as a part of a GPU counts once the GPU is known.
+    pub(crate) fn usage(&self) -> Usage {
+        let units = NonZeroU32::MIN;
+        let claims = PodClaims::default();
+        Holding::claimed(&self.request, &claims, units).usage(self.request.dialect, units)
+    }
 }
 
 /// Which pods are understood.
@@ -187,7 +200,18 @@ impl Cluster {
 
     pub(crate) fn all_quotas_are_told(&mut self) {
         self.quotas.all_are_told();
+        self.waiting.quotas_have_changed();
         self.has_quotas = true;
+    }
+
+    pub(crate) fn apply_quota(&mut self, quota: &ResourceQuota) {
+        self.quotas.apply(quota, &self.reading.names);
+        self.waiting.has_quota(quota.metadata.namespace.as_deref().unwrap_or_default());
+    }
+
+    pub(crate) fn delete_quota(&mut self, quota: &ResourceQuota) {
+        self.quotas.delete(quota);
+        self.waiting.has_quota(quota.metadata.namespace.as_deref().unwrap_or_default());
     }
 
     /// Whether a pod's namespace may have so much beside its other pods.
@@ -197,7 +221,7 @@ impl Cluster {
         dialect: Dialect,
         asked: Usage,
     ) -> Result<(), QuotaRefusal> {
-        let namespace = own.split_once('/').map_or("", |(namespace, _)| namespace);
+        let namespace = namespace_of(own);
         if !self.quotas.has(namespace) {
             return Ok(());
         }
@@ -207,9 +231,7 @@ impl Cluster {
             let factor = account.map_or(NonZeroU32::MIN, Account::factor);
             Some(holding?.usage(dialect, factor))
         };
-        let is_beside = |name: &PodName| {
-            name != own && name.split_once('/').is_some_and(|(of, _)| of == namespace)
-        };
+        let is_beside = |name: &PodName| name != own && namespace_of(name) == namespace;
         let others = self.pods.iter().filter(|(name, _)| is_beside(name));
         let used = others.filter_map(|(_, pod)| usage(pod));
         let used = used.fold(Usage::default(), |sum, one| sum + one);
@@ -362,6 +384,7 @@ impl Cluster {
             }
             self.count(node);
             self.waiting.has_room(node);
+            self.waiting.has_quota(namespace_of(name));
         }
         if let Some((node, _)) = is {
             self.on.entry(Arc::clone(&node)).or_default().insert(Arc::clone(name));

@@ -1,11 +1,11 @@
 //! What kube-scheduler asks about nodes: which have room, and how well these suit. No I/O and no clock.
 
-use core::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Instant;
 
-use dialects::{PodClaims, Policy};
+use dialects::Policy;
 use k8s_openapi::api::core::v1::Pod;
-use placement::{Account, Holding, Offer, Refusal, Request};
+use placement::{Account, Offer, Refusal, Request};
 
 use crate::cluster::{Asked, Cluster, KnownNode, PodName, name_of};
 use crate::quota::QuotaRefusal;
@@ -24,13 +24,11 @@ impl Cluster {
         own: &PodName,
         asked: &Asked,
     ) -> Result<(), QuotaRefusal> {
-        let (dialect, units) = (asked.request.dialect, NonZeroU32::MIN);
-        let usage = Holding::claimed(&asked.request, &PodClaims::default(), units);
-        self.within_quota(own, dialect, usage.usage(dialect, units))
+        self.within_quota(own, asked.request.dialect, asked.usage())
     }
 
-    /// Why each of these nodes has no room for a pod, if it has none. If none has, the pod is woken when one
-    /// has.
+    /// Why each of these nodes has no room for a pod, if it has none. If none has, the pod is woken when one has, or when
+    /// its quota leaves enough.
     pub(crate) fn refusals(
         &mut self,
         pod: &Pod,
@@ -45,8 +43,7 @@ impl Cluster {
         };
         let own = name_of(pod);
         if let Err(why) = self.would_keep_quota(&own, &asked) {
-            // kube-scheduler tries it again when a pod has ended.
-            self.waiting.forget(&own);
+            self.keep_waiting(own, (pod, asked), Vec::new(), now);
             return everywhere(why.to_string());
         }
         let counted = self.counted(&own);
@@ -65,15 +62,27 @@ impl Cluster {
             Why::Refused(refusal, _) => format!("{refusal}{nearest}"),
         };
         let said = whys.into_iter().map(|why| why.map(said)).collect();
-        // kube-scheduler may try a pod once more that it is binding.
-        let is_placed = self.pod(&own).is_some_and(|pod| pod.node().is_some());
-        if is_everywhere && !is_placed {
+        if is_everywhere {
             let nodes = known.iter().filter_map(|(_, known)| Some((*known)?.number)).collect();
-            self.waiting.refuse(own, (pod, asked), nodes, now);
+            self.keep_waiting(own, (pod, asked), nodes, now);
         } else {
             self.waiting.forget(&own);
         }
         said
+    }
+
+    fn keep_waiting(
+        &mut self,
+        own: PodName,
+        refused: (&Pod, Arc<Asked>),
+        nodes: Vec<u32>,
+        now: Instant,
+    ) {
+        // kube-scheduler may try a pod once more that it is binding.
+        match self.pod(&own).is_some_and(|pod| pod.node().is_some()) {
+            true => self.waiting.forget(&own),
+            false => self.waiting.refuse(own, refused, nodes, now),
+        }
     }
 
     /// Why a pod does not fit a node. `counted`: [`Self::counted`].

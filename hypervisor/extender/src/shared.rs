@@ -123,16 +123,11 @@ impl Shared {
     }
 
     pub(crate) async fn keep_quotas(&self, client: Client) {
-        let apply = |cluster: &mut Cluster, event: Event<ResourceQuota>, _| {
-            let Cluster { quotas, reading, .. } = cluster;
-            match event {
-                Event::Init => quotas.are_told_anew(),
-                Event::InitApply(quota) | Event::Apply(quota) => {
-                    quotas.apply(&quota, &reading.names);
-                }
-                Event::InitDone => cluster.all_quotas_are_told(),
-                Event::Delete(quota) => quotas.delete(&quota),
-            }
+        let apply = |cluster: &mut Cluster, event: Event<ResourceQuota>, _| match event {
+            Event::Init => cluster.quotas.are_told_anew(),
+            Event::InitApply(quota) | Event::Apply(quota) => cluster.apply_quota(&quota),
+            Event::InitDone => cluster.all_quotas_are_told(),
+            Event::Delete(quota) => cluster.delete_quota(&quota),
         };
         self.keep(client, "resourcequotas", apply).await;
     }

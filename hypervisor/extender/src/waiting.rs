@@ -1,4 +1,5 @@
-//! Pods that were refused on every node, and which of them to wake when a GPU has room again. No I/O and no clock.
+//! Pods that were refused on every node, and which of them to wake when a GPU has room again, or a quota. No I/O and no
+//! clock.
 //!
 //! kube-scheduler tries a refused pod again when its own watch tells of a change. If it calls before the extender's watch
 //! has told the same, the pod is refused once more, and nothing follows for minutes. So the extender changes an annotation
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
-use placement::{Account, Holding};
+use placement::{Account, Holding, Usage};
 
-use crate::cluster::{Asked, Cluster, PodName, name_of};
+use crate::cluster::{Asked, Cluster, PodName, name_of, namespace_of};
 
 /// kube-scheduler has tried each waiting pod again after this time: those that it has not have gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
@@ -30,13 +31,15 @@ pub(crate) struct Waiting {
     gone: VecDeque<String>,
     /// Nodes that may have more room than before.
     roomier: BTreeSet<Arc<str>>,
+    /// Namespaces whose quotas may leave more than before.
+    freer: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct Refused {
     uid: String,
     asked: Arc<Asked>,
-    /// By their numbers, in order: kube-scheduler has nothing against these nodes.
+    /// By their numbers, in order: kube-scheduler has nothing against these nodes. None: a quota refuses the pod.
     nodes: Vec<u32>,
     /// kube-scheduler's order: the higher priority first, then the older pod.
     rank: (core::cmp::Reverse<i32>, String),
@@ -51,7 +54,7 @@ pub(crate) struct Wake {
 }
 
 impl Waiting {
-    /// A pod fits none of these nodes, which are named by their numbers.
+    /// A pod fits none of these nodes, which are named by their numbers, or, without nodes, exceeds a quota.
     pub(crate) fn refuse(
         &mut self,
         name: PodName,
@@ -112,6 +115,17 @@ impl Waiting {
         }
     }
 
+    /// The quotas of a namespace may leave more than before.
+    pub(crate) fn has_quota(&mut self, namespace: &str) {
+        if !self.pods.is_empty() {
+            self.freer.insert(namespace.to_owned());
+        }
+    }
+
+    pub(crate) fn quotas_have_changed(&mut self) {
+        self.freer.extend(self.pods.keys().map(|name| namespace_of(name).to_owned()));
+    }
+
     pub(crate) fn expire(&mut self, now: Instant) {
         self.pods.retain(|_, pod| now.saturating_duration_since(pod.at) < FORGOTTEN_AFTER);
     }
@@ -125,7 +139,35 @@ impl Cluster {
             false => BTreeMap::new(),
         };
         let mut woken = self.with_room();
+        woken.extend(self.within_quotas());
+        woken.iter().for_each(|wake| self.waiting.forget(&wake.name));
         woken.extend(unanswered.into_iter().map(|(name, uid)| Wake { name, uid }));
+        woken
+    }
+
+    /// Those that a quota refused, and no quota does now.
+    fn within_quotas(&mut self) -> Vec<Wake> {
+        let freer = core::mem::take(&mut self.waiting.freer);
+        if freer.is_empty() {
+            return Vec::new();
+        }
+        let is_freer = |(name, pod): &(&PodName, &Refused)| {
+            pod.nodes.is_empty() && freer.contains(namespace_of(name))
+        };
+        let mut order: Vec<(&PodName, &Refused)> =
+            self.waiting.pods.iter().filter(is_freer).collect();
+        order.sort_by_key(|(_, pod)| &pod.rank);
+        let mut left: BTreeMap<(&str, dialects::Dialect), Usage> = BTreeMap::new();
+        let mut woken = Vec::new();
+        for (name, Refused { uid, asked, .. }) in order {
+            let dialect = asked.request.dialect;
+            let before = left.entry((namespace_of(name), dialect)).or_default();
+            let with = *before + asked.usage();
+            if self.within_quota(name, dialect, with).is_ok() {
+                *before = with;
+                woken.push(Wake { name: Arc::clone(name), uid: uid.clone() });
+            }
+        }
         woken
     }
 
@@ -161,7 +203,6 @@ impl Cluster {
                 }
             }
         }
-        woken.iter().for_each(|wake| self.waiting.forget(&wake.name));
         woken
     }
 }

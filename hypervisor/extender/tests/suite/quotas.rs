@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Running, cluster, pod};
+use super::{PATIENCE, Running, cluster, pod, rooms};
 
 fn quota(hard: &str) -> Value {
     json!({
@@ -47,5 +47,35 @@ async fn a_namespace_gets_no_more_than_its_quota() {
     server.objects.change_quota(quota("4500"));
     until_said(&extender, ("second", 1500), "").await;
     assert_eq!(extender.bind("second", "uid-of-second", "roomy").await, "");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn a_quota_that_refuses_a_pod_ends_no_other_and_wakes_it_later() {
+    let (_folder, server, extender) = cluster().await;
+    for (name, memory) in [("first", 2000), ("small", 1000), ("large", 2000)] {
+        server.objects.change(pod(name, memory));
+    }
+    assert_eq!(extender.bind("first", "uid-of-first", "roomy").await, "");
+    server.objects.change_quota(quota("2500"));
+    let refused = |asked, left| {
+        format!(
+            "ResourceQuota gpus: limits.nvidia.com/vgpu-memory: {asked} requested, 2000 of {} in use; expected at most {left}",
+            2000 + left
+        )
+    };
+    until_said(&extender, ("small", 1000), &refused(1000, 500)).await;
+    let victims = json!({"Pods": [{"UID": "uid-of-first"}], "NumPDBViolations": 0});
+    let wanted = json!({"Pod": pod("small", 1000), "NodeNameToMetaVictims": {"roomy": victims}});
+    let answer = extender.post("/scheduler/preempt", &wanted).await;
+    assert_eq!(answer["NodeNameToMetaVictims"], json!({}));
+    assert_eq!(said(&extender, "large", 2000).await, refused(2000, 500));
+    let woken = |name: &str| server.objects.written("PATCH", name).len();
+    server.objects.change_quota(quota("3000"));
+    rooms::until(|| woken("/pods/small") == 1).await;
+    assert_eq!(woken("/pods/large"), 0);
+    // Another pod of the namespace has ended.
+    server.objects.remove("first");
+    rooms::until(|| woken("/pods/large") == 1).await;
     extender.stop().await;
 }
