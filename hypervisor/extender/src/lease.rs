@@ -176,12 +176,15 @@ impl Leadership {
         if !is_still_own {
             tracing::info!(lease = %self.name, "taken: the cluster is read anew");
             self.cluster.start_anew();
-        } else {
-            self.cluster.has_lease();
         }
         state.transitions = Some(transitions);
-        self.held().until = Some(now + LASTS);
+        self.holds_from(now);
         Ok(())
+    }
+
+    fn holds_from(&self, now: Instant) {
+        self.held().until = Some(now + LASTS);
+        self.cluster.has_lease();
     }
 
     /// `holder`: `None` gives it back.
@@ -241,7 +244,7 @@ impl Leadership {
         let how = PostParams::default();
         answered(ANSWERS_WITHIN, self.leases.replace(&own, &how, &lease)).await?;
         if is_called {
-            self.held().until = Some(now + LASTS);
+            self.holds_from(now);
         }
         Ok(())
     }

@@ -133,3 +133,33 @@ async fn a_lease_that_is_given_back_is_taken_for_pods_that_got_no_answer() {
     assert!(holder() != before && holder().is_string());
     second.stop().await;
 }
+
+/// The API server did not answer until the lease could not be relied on any more.
+#[tokio::test]
+async fn a_lease_that_was_kept_wakes_the_pods_that_got_no_answer() {
+    let (_folder, server, alone) = cluster().await;
+    alone.stop().await;
+    server.objects.change(pod("train", 1024));
+    let extender = Running::start_with(server.kubeconfig.clone(), Some(LEASE)).await;
+    extender.until("/readyz", 200).await;
+    let filter = json!({"Pod": pod("train", 1024), "NodeNames": ["roomy"]});
+    let error = async || {
+        let answer = extender.post("/scheduler/filter", &filter).await;
+        answer["Error"].as_str().unwrap().to_owned()
+    };
+    let start = Instant::now();
+    while !error().await.is_empty() {
+        assert!(start.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let woken = || server.objects.written("PATCH", "/pods/train").len();
+    let before = woken();
+    server.objects.be_silent("/leases/sluice-extender");
+    while !error().await.starts_with("the lease kube-system/sluice-extender: ") {
+        assert!(start.elapsed() < 2 * PATIENCE);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    server.objects.speak();
+    rooms::until(|| woken() > before).await;
+    extender.stop().await;
+}
