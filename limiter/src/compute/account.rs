@@ -1,4 +1,4 @@
-//! The source of leases: the daemon, or the session's own account in its page.
+//! Obtains, renews and ends leases for the governor: from the daemon, or from the session's own account in its page.
 
 use super::clock;
 use super::daemon::Daemon;
@@ -12,16 +12,16 @@ use rustix::thread::{Timespec, futex};
 use session::layout::PageLayout;
 use session::ledger::Turn;
 
-/// How often a waiting governor looks around: whether it is still wanted, whether a process of the
-/// session has died with a lease.
+/// How often a waiting governor checks whether a lease is still wanted and whether a process of the session died with a
+/// lease.
 const LOOK_NS: u64 = 10_000_000;
 
-/// The account of this process's session on one device.
+/// The session's account of one device, as this process uses it.
 pub(super) struct Account {
     gate: &'static Gate,
     ledger: &'static DeviceLedger,
     daemon: Option<Daemon>,
-    /// The governor's own CPU time.
+    /// The CPU time of the governor thread.
     cpu: CpuTime,
 }
 
@@ -31,7 +31,7 @@ impl Account {
         Self { gate, ledger: gate.ledger(), daemon, cpu: CpuTime::default() }
     }
 
-    /// Waits for a lease. `None`: nobody wants one any more, or not yet.
+    /// Waits for a lease. `None`: no lease is wanted any more, or none can be had yet.
     pub(super) fn begin(&mut self) -> Option<Lease> {
         self.gate.may_be_together();
         if let Some(daemon) = &mut self.daemon {
@@ -68,12 +68,12 @@ impl Account {
         self.begin_own()
     }
 
-    /// Whether the daemon withholds the device: a wait for that is no wait for a turn.
+    /// Whether the daemon withholds the device; waiting for that does not count as waiting for a turn.
     pub(super) fn is_withheld(&self) -> bool {
         self.daemon.as_ref().is_some_and(Daemon::withholds)
     }
 
-    /// Notes that a device of several is held under a lease from elsewhere.
+    /// Notes in the shared page of several devices that this device is held under a daemon's lease.
     fn hold_together(&self, lease: Option<Lease>) {
         if let Some(lease) = lease.filter(|lease| lease.of_several)
             && let Some(set) = self.gate.collectives.known_set()
@@ -83,12 +83,13 @@ impl Account {
         }
     }
 
-    /// What the own account is charged: of devices that are held together all of the time, whichever of them works.
+    /// What the own account is charged: devices that are held together are charged for the whole time, whichever of
+    /// them works.
     fn charge(lease: Lease, used: Used) -> u64 {
         if lease.of_several { used.needed_ns() } else { used.alone() }
     }
 
-    /// The account that a lease is of: the device's, or that of several.
+    /// The account of a lease: that of the device, or that of the devices held together.
     fn account_of(&self, of_several: bool) -> &DeviceLedger {
         let set = self.gate.collectives.known_set().filter(|_| of_several);
         set.map_or(self.ledger, |set| set.ledger())
@@ -96,7 +97,7 @@ impl Account {
 
     fn begin_own(&mut self) -> Option<Lease> {
         loop {
-            // It may come to be held together with others while this waits.
+            // The device may become part of a set while this thread waits.
             self.gate.may_be_together();
             let set = self.gate.collectives.set();
             let of_several = set.is_some();
@@ -104,7 +105,7 @@ impl Account {
             let membership = ledger.membership();
             let page = ledger.page();
             let bell = page.map_or(0, |page| page.lease_bell.load(Ordering::Acquire));
-            // A process that died with a lease would hold up the others.
+            // A process that died with a lease would block the others.
             if page.is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
                 ledger.reap();
             }
@@ -112,7 +113,7 @@ impl Account {
                 return Some(lease);
             }
             let now = clock::now();
-            // Not within the match, which would keep the ledger open while this sleeps.
+            // Not in the match expression: that would keep the ledger open during the sleep.
             let turn = ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
             if let Some(refused) = ledger.broken() {
                 self.gate.fail(self.ledger.lets_pass(refused));
@@ -137,8 +138,8 @@ impl Account {
         }
     }
 
-    /// Charges for how the lease was used since this was last told, and asks for it to go on. What comes
-    /// back is the lease as it stands now.
+    /// Charges the use of a lease since the last report and asks to extend the lease. Returns the lease with its
+    /// current end.
     pub(super) fn renew(&mut self, lease: Lease, used: Used) -> Lease {
         self.note_cpu();
         if let (Some(id), Some(daemon)) = (lease.id, &mut self.daemon) {
@@ -156,7 +157,7 @@ impl Account {
                     renewed
                 }
                 Ok(None) => lease,
-                // Goes on on the own account, if that has anything left.
+                // Continue on the own account, if it has time left.
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
@@ -165,7 +166,7 @@ impl Account {
         let slot = ledger.membership().slot();
         let charge = Self::charge(lease, used);
         let turn = ledger.open().map(|mut opened| opened.renew_lease(slot, now, charge));
-        // While the gate is open nobody waits for the answer. It is not to be open for longer than the lease.
+        // The gate is open, so nobody waits for this request; it must not outlast the lease.
         if let Some(daemon) = &mut self.daemon {
             let end = match turn {
                 Some(Turn::Granted(length)) => now.saturating_add(length),
@@ -173,7 +174,7 @@ impl Account {
             };
             daemon.look_for_it(self.ledger, end.saturating_sub(clock::now()));
         }
-        // With a daemon that is back, the next lease is to come from there.
+        // If the daemon is back, the next lease has to come from the daemon.
         let own = self.daemon.as_ref().is_none_or(|daemon| !daemon.is_there());
         match turn {
             Some(Turn::Granted(length)) if own || !self.ledger.is_scheduled() => {
@@ -194,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Work that was launched under a lease that has ended still runs.
+    /// Reports work that still runs after the end of its lease.
     pub(super) fn still_draining(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
@@ -206,7 +207,7 @@ impl Account {
                 let ledger = self.account_of(lease.of_several);
                 let membership = ledger.membership();
                 membership.still_holding(clock::now());
-                // Its lease is over: this only charges.
+                // The lease is over: this call only charges.
                 if let Some(mut opened) = ledger.open() {
                     let charge = Self::charge(lease, used);
                     let _ = opened.renew_lease(membership.slot(), clock::now(), charge);
@@ -215,7 +216,7 @@ impl Account {
         }
     }
 
-    /// Ends a lease; tells how it was used since that was last told.
+    /// Ends a lease and reports its use since the last report.
     pub(super) fn end(&mut self, lease: Lease, used: Used) {
         self.note_cpu();
         match (lease.id, &mut self.daemon) {
@@ -232,14 +233,14 @@ impl Account {
                 }
             }
         }
-        // It was of another account, and is over there, too.
+        // A lease of the devices' shared account ends here too.
         if let Some(set) = self.gate.collectives.known_set() {
             end_in(set.ledger(), 0);
         }
     }
 
-    /// What was used under a lease of several devices is noted in the device's own page, too. The daemon is told of
-    /// what others have called for, and of what it was too late to grant: it granted no lease for that.
+    /// Records in the device's own page what was used under a lease of several devices, and reports it to the daemon:
+    /// that includes the time used to catch up with other devices, for which the daemon granted no lease.
     fn note_own_use(&mut self, lease: Lease, used: Used) {
         if lease.of_several {
             used_elsewhere(self.gate, used);
@@ -255,8 +256,7 @@ impl Account {
         self.ledger.note_own_cpu(self.cpu.since());
     }
 
-    /// Nobody wants a lease: tells the daemon what it does not know yet, instead of with the next
-    /// question.
+    /// Called when no lease is wanted: sends unsent reports to the daemon now, instead of with the next request.
     pub(super) fn idle(&mut self) {
         self.note_cpu();
         if let Some(daemon) = &mut self.daemon {
@@ -266,14 +266,14 @@ impl Account {
     }
 }
 
-/// Sleeps for some nanoseconds, or until a sibling's lease ends.
+/// Sleeps for `ns` nanoseconds, or until another process of the session ends its lease.
 fn wait_for_bell(page: Option<&PageLayout>, bell: u32, ns: u64) {
     let Some(page) = page else { return clock::sleep(ns) };
     let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
     let _ = futex::wait(&page.lease_bell, futex::Flags::empty(), bell, Some(&time));
 }
 
-/// A lease for what work on another device waits for, if it does.
+/// Begins a lease if stuck work on another device may wait for this one.
 fn begin_called(set: &Set) -> Option<Lease> {
     let now = clock::now();
     if !set.is_called(now) {
@@ -294,14 +294,14 @@ fn end_in(ledger: &DeviceLedger, used_ns: u64) {
     }
 }
 
-/// Has the processes look again that wait for a lease.
+/// Wakes the session's processes that wait for a lease.
 pub(super) fn ring(page: &PageLayout) {
     page.lease_bell.fetch_add(1, Ordering::Release);
     let _ = futex::wake(&page.lease_bell, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Notes in the page what was used under a daemon's lease. Beside other sessions the time of backlog tells
-/// little: the hardware slices the device.
+/// Records in the page what was used under a daemon's lease. Beside other sessions the backlogged time says little,
+/// because the hardware time-slices the device.
 fn used_elsewhere(gate: &Gate, used: Used) {
     let sure = if gate.is_shared() { used.estimated_ns.min(used.held_ns) } else { used.alone() };
     if let Some(mut opened) = gate.ledger().open() {

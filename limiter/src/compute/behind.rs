@@ -1,9 +1,10 @@
-//! Events, and the gates that they are behind.
+//! Events that are recorded behind a closed gate. The hooks of `cuEventRecord` and `cuStreamWaitEvent` call this
+//! module.
 //!
-//! A stream that waits for another one's event keeps its time slices, although it does nothing: on an H100 it has half
-//! of the device from another process. One that waits for a word in memory costs nothing. So where an event comes behind
-//! a gate that its stream has not passed, whoever waits for it waits first for the number that the stream writes when it
-//! has. That comes before the event in any case.
+//! A stream that waits for another stream's event keeps its time slices although it does nothing: on an H100 it takes
+//! half of the device from another process. A stream that waits for a word in memory costs nothing. So if an event was
+//! recorded behind a gate that its stream has not passed, the waiting stream first waits for the number that the
+//! event's stream writes when it passes the gate. That write always precedes the event.
 
 use super::fast_path::FAST_PATH;
 use super::work::SPREAD;
@@ -13,10 +14,11 @@ use core::sync::atomic::Ordering::Acquire;
 use driver::cuda::{CuResult, DevicePtr, Event, STREAM_WAIT_VALUE_GEQ, Stream};
 use std::sync::Mutex;
 
-/// Events that are remembered. One takes the place of another; a thread never waits for a place.
+/// How many events are remembered. A new event replaces another one in its place; a thread never waits for a place.
 const EVENTS: usize = 256;
 
-/// A batch behind a gate in a stream: the word to which the stream writes its number once it has passed.
+/// A batch behind a gate in a stream, and the word to which the stream writes the batch's number when it passes the
+/// gate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behind {
     pub(super) context: usize,
@@ -37,7 +39,7 @@ fn place(event: Event) -> &'static Mutex<Option<(usize, Behind)>> {
     &RECORDED[((event as usize).wrapping_mul(SPREAD as usize) >> 40) % EVENTS]
 }
 
-/// In a forked child there are none of the parent's streams, nor is there anything of a context that has ended.
+/// Drops events whose stream is gone: after a fork, or with their context.
 fn forget(mut is_gone: impl FnMut(&Behind) -> bool) {
     if no_stream_has_a_gate() {
         return;
@@ -53,18 +55,18 @@ pub(super) fn after_fork() {
     forget(|_| true);
 }
 
-/// Its handle may come again, and those of its events.
+/// The handles of the context and of its events may be reused.
 pub(super) fn context_ended(context: usize) {
     forget(|behind| behind.context == context);
 }
 
-/// Whether events need no look.
+/// Whether event calls can skip this module.
 #[inline]
 pub(crate) fn no_stream_has_a_gate() -> bool {
     !FAST_PATH.has_stream_gates()
 }
 
-/// An event is about to be recorded, or to be no more.
+/// Called before an event is recorded into `stream`, or before it is destroyed (`None`).
 pub(crate) fn event_comes_after(event: Event, stream: Option<(Stream, bool)>) {
     if no_stream_has_a_gate() || is_ungated() {
         return;
@@ -81,7 +83,7 @@ pub(crate) fn event_comes_after(event: Event, stream: Option<(Stream, bool)>) {
     }
 }
 
-/// A stream is about to wait for an event.
+/// Called before a stream is made to wait for an event.
 pub(super) fn wait_for_its_gate(stream: Stream, per_thread: bool, event: Event) {
     if no_stream_has_a_gate() || is_ungated() || FAST_PATH.has_captures() {
         return;
@@ -96,13 +98,13 @@ pub(super) fn wait_for_its_gate(stream: Stream, per_thread: bool, event: Event) 
 }
 
 impl lane::Lane {
-    /// Has the stream wait until another has passed its gate. What it has begun is done before. To be called by the
-    /// lane's thread.
+    /// Makes this lane's stream wait until another stream has passed its gate, behind the work that this lane has
+    /// already queued. Called by the lane's thread.
     fn wait_for_gate(&self, behind: Behind) {
         let Some(turnstile) = self.turnstile().filter(|_| self.context() == behind.context) else {
             return;
         };
-        // In one stream all is in order.
+        // Work of one stream runs in order anyway.
         if turnstile.is_behind().is_some_and(|own| own.at == behind.at) || !self.cover() {
             return;
         }

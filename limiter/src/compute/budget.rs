@@ -1,47 +1,48 @@
-//! How much a process may have outstanding on a device, in all its lanes together.
+//! Limits how much work a process may have outstanding on a device, in all its lanes together. Lanes take from it and
+//! return to it ([`super::lane`]).
 //!
-//! What is outstanding when a lease ends delays the next holder. What is done before then delays nobody. So as much
-//! may be outstanding as the lease has left ([`limiter_core::room_ns`]). A lane takes its part in pieces that are smaller the more
-//! lanes there are, and gives them back when their work is seen to be done. Most launches are within their lane's
-//! piece and see nothing of this.
+//! Work that is outstanding when a lease ends delays the next holder; work that is done before delays nobody. So the
+//! limit is the time that the lease has left ([`limiter_core::room_ns`]). A lane takes its part in pieces, smaller if
+//! there are more lanes, and returns them when the work is seen to be done. Most launches fit into their lane's piece
+//! and do not touch the budget.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use limiter_core::tuning::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
 use rustix::thread::{Timespec, futex};
 
-/// The same, while only one launch is.
+/// The limit while at most one launch is outstanding.
 pub(super) const PAIR_NS: u64 = 2 * LEAST_OUTSTANDING_NS;
-/// What work of unknown duration takes: nothing goes beside it.
+/// The amount that work of unknown duration takes: all of it, so nothing runs beside it.
 pub(super) const UNKNOWN_NS: u64 = MOST_OUTSTANDING_NS;
-/// The largest piece, and which part of what may be outstanding it is at most.
+/// The largest piece, and the divisor that bounds a piece to a part of the limit.
 const LARGEST_NS: u64 = 2_000_000;
 const PIECES: u64 = 4;
-/// The smallest one: each piece costs an event.
+/// The smallest piece: each piece costs an event.
 const SMALLEST_NS: u64 = 250_000;
-/// With so many lanes it is worth the while to look at each.
+/// With at most this many lanes, a waiting thread may check each of them.
 const FEW: u32 = 8;
-/// How long launches wait in vain at most: what is outstanding may itself wait for them.
+/// How long launches wait without progress at most: the outstanding work may itself wait for them.
 const PATIENCE_NS: u64 = 200_000_000;
 const LONGEST_PATIENCE_NS: u64 = 2_000_000_000;
 
-/// See the module.
+/// The budget of one device in this process.
 #[derive(Default)]
 pub(super) struct Budget {
     taken_ns: AtomicU64,
-    /// Lanes that have taken something.
+    /// Number of lanes that have taken something.
     takers: AtomicU32,
-    /// Threads that wait.
+    /// Number of threads that wait.
     waiting: AtomicU32,
-    /// Changes when something is given back; threads that wait sleep on it.
+    /// Changes when something is returned; waiting threads sleep on it.
     bell: AtomicU32,
     /// Changes when a thread begins to wait; the governor sleeps on it.
     call: AtomicU32,
-    /// A thread that waits looks after what others have taken.
+    /// Whether a waiting thread checks the other lanes for work that is done.
     helped: AtomicBool,
 }
 
-/// What one lane has taken.
+/// Nanoseconds that one lane has taken.
 #[derive(Default)]
 pub(super) struct Taken(AtomicU64);
 
@@ -56,13 +57,13 @@ impl Taken {
 }
 
 impl Budget {
-    /// What a lane of short launches is to take at once, of so much room.
+    /// How much a lane of short launches takes at once if the limit is `room_ns`.
     pub(super) fn piece(&self, room_ns: u64) -> u64 {
         let lanes = self.takers.load(Relaxed).saturating_add(self.waiting.load(Relaxed));
         (room_ns / PIECES / u64::from(lanes.max(1))).clamp(SMALLEST_NS, LARGEST_NS)
     }
 
-    /// Takes `ns` for a lane, unless all of the room is taken already.
+    /// Takes `ns` for a lane, unless `room_ns` is already taken.
     pub(super) fn take(&self, taken: &Taken, ns: u64, room_ns: u64) -> bool {
         let fits = |all: u64| (all < room_ns).then(|| all.saturating_add(ns));
         if self.taken_ns.fetch_update(AcqRel, Acquire, fits).is_err() {
@@ -74,12 +75,13 @@ impl Budget {
         true
     }
 
-    /// A lane needs no more than `ns` of what it has taken.
+    /// Reduces what a lane has taken to `ns`.
     pub(super) fn keep(&self, taken: &Taken, ns: u64) {
         self.keep_of(taken, taken.ns(), ns);
     }
 
-    /// The same, if it still has `had`: otherwise its thread has taken more, or another has given it back.
+    /// Like [`Self::keep`], if the lane still has `had`: otherwise its thread has taken more, or another thread has
+    /// returned some.
     pub(super) fn keep_of(&self, taken: &Taken, had: u64, ns: u64) {
         if had <= ns || taken.0.compare_exchange(had, ns, SeqCst, Relaxed).is_err() {
             return;
@@ -99,12 +101,12 @@ impl Budget {
         self.waiting.load(Relaxed) > 0
     }
 
-    /// How often something was given back.
+    /// How often something was returned.
     pub(super) fn rings(&self) -> u32 {
         self.bell.load(SeqCst)
     }
 
-    /// Sleeps until something is given back for once more than `rings` times, or for some nanoseconds.
+    /// Sleeps until something has been returned after `rings` was read, for at most `ns` nanoseconds.
     pub(super) fn wait(&self, rings: u32, ns: u64) {
         if self.waiting.fetch_add(1, SeqCst) == 0 {
             self.call.fetch_add(1, SeqCst);
@@ -114,7 +116,7 @@ impl Budget {
         self.waiting.fetch_sub(1, Release);
     }
 
-    /// Sleeps for some nanoseconds, or until a thread begins to wait. For the governor.
+    /// Sleeps for `ns` nanoseconds, or until a thread begins to wait. For the governor.
     pub(super) fn sleep_unless_wanted(&self, ns: u64) {
         let calls = self.call.load(SeqCst);
         if !self.is_wanted() {
@@ -122,8 +124,8 @@ impl Budget {
         }
     }
 
-    /// Whether the calling thread is to look after what others have taken: few have, and nobody else does. It
-    /// says when it does not any more.
+    /// Whether the calling thread should check the other lanes for work that is done: they are few, and no other thread
+    /// does it. The caller ends this with [`Self::helps_no_more`].
     pub(super) fn may_help(&self) -> bool {
         self.takers.load(Relaxed) <= FEW && !self.helped.swap(true, AcqRel)
     }
@@ -132,12 +134,12 @@ impl Budget {
         self.helped.store(false, Release);
     }
 
-    /// What all lanes have taken.
+    /// Nanoseconds that all lanes have taken.
     pub(super) fn taken_ns(&self) -> u64 {
         self.taken_ns.load(Relaxed)
     }
 
-    /// How long a launch may wait for what is taken now.
+    /// How long a launch may wait for what is taken now, in nanoseconds.
     pub(super) fn patience(&self) -> u64 {
         self.taken_ns().saturating_mul(2).clamp(PATIENCE_NS, LONGEST_PATIENCE_NS)
     }
@@ -191,7 +193,7 @@ mod tests {
         for left in [0, 5_000_000, 30_000_000] {
             let room = limiter_core::room_ns(left);
             while budget.take(&lane, budget.piece(room), room) {}
-            // With one lane, the last piece is a small part of it.
+            // With one lane, the last piece is a small part of the limit.
             assert!((room..room + room / 3).contains(&lane.ns()), "{left}: {}", lane.ns());
         }
     }

@@ -1,18 +1,18 @@
-//! Whether any stream of this process is being captured.
+//! Counts the stream captures of this process. The hooks that begin and end captures call it.
 
 use super::fast_path::FAST_PATH;
 use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering;
 use driver::cuda::CuResult;
 
-/// In a forked child: nothing is captured.
+/// In a forked child nothing is captured.
 pub(super) fn after_fork() {
     FAST_PATH.captures.store(0, Ordering::Relaxed);
 }
 
 /// Runs a call that begins a capture.
 pub(crate) fn capture_begins(governors: &Visits, call: impl FnOnce() -> CuResult) -> CuResult {
-    // Counted before: another thread may launch into the stream at once.
+    // Counted before the call: another thread may launch into the stream at once.
     FAST_PATH.captures.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
     let alone = super::has_lanes().then(|| governors.exclude());
@@ -24,7 +24,7 @@ pub(crate) fn capture_begins(governors: &Visits, call: impl FnOnce() -> CuResult
     result
 }
 
-/// Runs a call that ends a capture, also one that has failed: what is left of such a one cannot be used.
+/// Runs a call that ends a capture. A failed capture has ended too: what it leaves cannot be used.
 pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     let failed = [CuResult::STREAM_CAPTURE_INVALIDATED, CuResult::STREAM_CAPTURE_UNJOINED];

@@ -1,4 +1,4 @@
-//! Leases from the daemon.
+//! The client of the daemon: asks for leases and reports their use, for a device's governor.
 
 use super::stream_gate::StreamGate;
 use super::{clock, stream_gate};
@@ -16,32 +16,32 @@ use protocol::{
 };
 use std::path::PathBuf;
 
-/// How long one question may stay open, and how much longer the answer may take before the daemon counts
-/// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
+/// How long one request may stay open, and how much later the answer may come before the daemon counts as gone.
+/// Together below 50 ms, so that a hung daemon does not hold up a program for longer.
 const POLL: Duration = Duration::from_millis(15);
-/// The same of one that others may call for at any moment.
+/// [`POLL`] for a device that others may call at any moment.
 const CALLED_POLL: Duration = Duration::from_millis(3);
 const GRACE: Duration = Duration::from_millis(20);
 /// How long an answer that is due at once may take.
 const AT_ONCE: Duration = Duration::from_millis(25);
-/// How long a registration may take: it comes before a question.
+/// How long a registration before a request may take.
 const REGISTERED: Duration = Duration::from_millis(15);
-/// What takes longer than any call may was not the daemon's fault: this process was stopped meanwhile (SIGSTOP), or the
-/// machine was.
+/// If a request took longer than this, the delay was not the daemon's: this process (SIGSTOP) or the machine was
+/// stopped.
 const STOOD_STILL: Duration = Duration::from_millis(50);
-/// A daemon that is back answers within less, unless the machine is busy.
+/// A daemon that is back answers sooner, unless the machine is busy.
 const LEAST_LOOK_NS: u64 = 1_000_000;
-/// A daemon that has not answered for so long is worth a word. Less is a busy machine.
+/// Report the daemon as gone after this time; a shorter absence may be a busy machine.
 const GONE_NS: u64 = 500_000_000;
-/// How long what it withholds is not taken from the own account either, after it was last said.
+/// How long a withheld device is not used on the own account either, after the daemon last said so.
 const WITHHELD_FOR_NS: u64 = 10_000_000_000;
-/// A lease that is to be shorter than this is not worth opening the gate.
+/// A shorter lease is not worth opening the gate.
 const SHORTEST_NS: u64 = 1_000_000;
 
-/// Where the daemon is, and by which name it is asked.
+/// How the daemon is reached, and by which name the session is known there.
 pub(crate) struct Source {
     pub(crate) socket: PathBuf,
-    /// The session's.
+    /// The session's name.
     pub(crate) session: String,
 }
 
@@ -50,35 +50,35 @@ pub(super) struct Daemon {
     client: BlockingHttpClient,
     session: String,
     worker: Option<u64>,
-    /// What has not been told yet.
+    /// The report that has not been sent yet.
     report: Option<LeaseReport>,
-    /// The page's count of changes when the quota was last told.
+    /// The page's count of limit changes when the quota was last sent.
     told_changes: u32,
     /// Whether the device is used together with others.
     pub(super) together: bool,
-    /// For how long the device was used outside of leases, which was not told yet.
+    /// Time used outside of leases and not reported yet (ns).
     outside_ns: u64,
-    /// What the session's own account granted meanwhile, and was used, which was not told yet.
+    /// Time used by leases of the session's own account and not reported yet (ns).
     own_ns: u64,
-    /// What was queued when the last lease ended.
+    /// Estimated work that was queued when the last lease ended (ns).
     queued_ns: u64,
-    /// It could not be reached last time.
+    /// Set while the daemon cannot be reached.
     lost: Option<Loss>,
-    /// It grants this session nothing until it says otherwise, or until then.
+    /// Until when (ns, `clock::now`) the daemon's answer "withheld" is respected.
     withheld_until: Option<u64>,
 }
 
-/// The place that it is asked at.
+/// The address of the daemon.
 pub(super) fn endpoint(source: &Source) -> Endpoint {
     Endpoint::Unix(source.socket.clone())
 }
 
-/// Asks for a lease.
+/// A request for a lease.
 #[derive(Clone, Copy)]
 struct Question {
-    /// How long it may stay open.
+    /// How long the request may stay open.
     most: Duration,
-    /// What the daemon may open the gate with.
+    /// The gate word that the daemon may open.
     word: Option<u32>,
 }
 
@@ -105,19 +105,19 @@ impl Daemon {
         }
     }
 
-    /// Whether it said lately that this session is to have nothing for now. That holds while it is late, or is started
-    /// anew; not for ever, if nobody is left who could take it back.
+    /// Whether the daemon has recently withheld the device from this session. This outlasts a late answer or a restart
+    /// of the daemon, but not for ever, because nobody may be left to revoke it.
     pub(super) fn withholds(&self) -> bool {
         self.withheld_until.is_some_and(|until| clock::now() < until)
     }
 
-    /// Whether it answered last time, as far as it has been asked.
+    /// Whether the daemon answered the last request.
     pub(super) const fn is_there(&self) -> bool {
         self.lost.is_none()
     }
 
-    /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet. With a gate in streams the
-    /// lease may have begun before the answer comes.
+    /// Asks for a lease and reports the use of the last one. `Ok(None)`: not yet. With a gate in streams the lease may
+    /// begin before the answer arrives.
     pub(super) fn ask(
         &mut self,
         ledger: &DeviceLedger,
@@ -147,7 +147,7 @@ impl Daemon {
         })
     }
 
-    /// Tells how a lease is used, and asks for it to go on. `Ok(None)`: it ends when it was to end.
+    /// Reports the use of a lease and asks to extend it. `Ok(None)`: the end stays as it was.
     pub(super) fn renew(
         &mut self,
         ledger: &DeviceLedger,
@@ -157,37 +157,37 @@ impl Daemon {
         let report = Some(told(id, used, false));
         let at_once = Question { most: Duration::ZERO, word: None };
         let decision = self.exchange(ledger, report, Some(at_once), AT_ONCE).inspect_err(|_| {
-            // Told when it answers again, or all of the lease would count as used.
+            // Sent when the daemon answers again; otherwise all of the lease would count as used.
             self.report = Some(told(id, used, true));
         })?;
         Ok(decision.lease.and_then(|granted| believed(ledger, granted, clock::now()).ok()))
     }
 
-    /// Tells how a lease is used.
+    /// Reports the use of a lease.
     pub(super) fn tell(&mut self, ledger: &DeviceLedger, id: u64, used: Used) {
         if self.is_there() {
             let _ = self.exchange(ledger, Some(told(id, used, false)), None, AT_ONCE);
         }
     }
 
-    /// A lease is over, and so much is queued behind the gate. Told with the next question.
+    /// Notes that a lease is over and `queued_ns` of work is queued behind the gate. Sent with the next request.
     pub(super) fn end(&mut self, id: u64, used: Used, queued_ns: u64) {
         self.report = Some(told(id, used, true));
         self.queued_ns = queued_ns;
     }
 
-    /// The device was used for so long outside of leases. Told with the next message.
+    /// Notes time that the device was used outside of leases. Sent with the next message.
     pub(super) const fn used_outside(&mut self, ns: u64) {
         self.outside_ns = self.outside_ns.saturating_add(ns);
     }
 
-    /// The device was used for so long by leases of the session's own account. The daemon's account went on earning
-    /// meanwhile, as far as it saves up. Told with the next message.
+    /// Notes time that the device was used by leases of the session's own account. Meanwhile the daemon's account of
+    /// the session kept earning, as far as it may save up. Sent with the next message.
     pub(super) const fn used_by_own_account(&mut self, ns: u64) {
         self.own_ns = self.own_ns.saturating_add(ns);
     }
 
-    /// Tells what has not been told: how a lease was used, that the limits have changed.
+    /// Sends what is unsent: the use of a lease, and a change of the limits.
     pub(super) fn tell_the_rest(&mut self, ledger: &DeviceLedger) {
         let changed = self.worker.is_some() && changes(ledger) != self.told_changes;
         if self.is_there() && (self.report.is_some() || changed) {
@@ -195,8 +195,8 @@ impl Daemon {
         }
     }
 
-    /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer for `most_ns`: the
-    /// daemon may still stand still.
+    /// Tries to reach a daemon that was gone. Called when nobody waits for the result for `most_ns`, because the daemon
+    /// may still hang.
     pub(super) fn look_for_it(&mut self, ledger: &DeviceLedger, most_ns: u64) {
         let is_time = |loss: Loss| loss.absence.is_over(clock::now());
         if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
@@ -217,7 +217,7 @@ impl Daemon {
     ) -> Result<Decision, Lost> {
         let asked_at = clock::now();
         let mut answer = self.try_exchange(ledger, report, ask, grace);
-        // It was this process that stood still.
+        // This process was stopped, not the daemon.
         let took = Duration::from_nanos(clock::now().saturating_sub(asked_at));
         if matches!(answer, Err(ClientError::Timeout { .. })) && took > STOOD_STILL {
             answer = self.try_exchange(ledger, report, ask, grace);
@@ -225,7 +225,7 @@ impl Daemon {
         answer.map_err(|error| self.lost(&error.into()))
     }
 
-    /// It answers again.
+    /// Called when the daemon answers again.
     fn find(&mut self) {
         self.lost = None;
         report::regained(format_args!(
@@ -244,7 +244,7 @@ impl Daemon {
         let most = ask.map_or(Duration::ZERO, |question| question.most);
         let (worker, report) = match self.worker {
             Some(worker) => (worker, report),
-            // A lease of a former registration is nothing to this one.
+            // A lease of an earlier registration means nothing to this one.
             None => (self.register(ledger, REGISTERED.min(most + grace))?, None),
         };
         let changes = changes(ledger);
@@ -283,7 +283,7 @@ impl Daemon {
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());
         self.report = None;
-        // It has earned nothing yet.
+        // A new registration has earned nothing yet.
         self.own_ns = 0;
         self.told_changes = changes;
         self.worker = Some(worker);
@@ -300,7 +300,7 @@ impl Daemon {
         let absence = Absence::begin(now);
         let loss = self.lost.get_or_insert(Loss { absence, told: false });
         loss.absence.fails(now, trouble.is_distrust());
-        // Once for each time that it goes, whatever the errors are until it is back.
+        // Once per absence, whatever the errors are until the daemon is back.
         let gone = loss.absence.lasts_ns(now) >= GONE_NS || trouble.is_distrust();
         if !loss.told && gone {
             loss.told = report::lost(
@@ -311,7 +311,7 @@ impl Daemon {
                 ),
             );
         }
-        // One that is only late still knows this process.
+        // A daemon that is only late still knows this process.
         if !matches!(
             trouble,
             Trouble::Call(ClientError::Timeout { .. }) | Trouble::Distrust | Trouble::Ahead
@@ -325,13 +325,13 @@ impl Daemon {
 /// Why the daemon is not used for now.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
-    /// It could not be reached, or did not answer as a daemon does.
+    /// The daemon could not be reached, or sent an invalid answer.
     #[error(transparent)]
     Call(#[from] ClientError),
-    /// The session has used so much by its leases that it cannot be a true daemon.
+    /// The session used more under its leases than a genuine daemon would grant.
     #[error("it grants more than this session's limit allows")]
     Distrust,
-    /// The same, but part of it was granted by the session's own account while the daemon was late.
+    /// As above, but part of the time was granted by the session's own account while the daemon was late.
     #[error(
         "with the time that this session's own account granted, it grants more than the limit allows"
     )]
@@ -339,21 +339,21 @@ enum Trouble {
 }
 
 impl Trouble {
-    /// Whether it answers, but is not believed.
+    /// Whether the daemon answers but is not trusted.
     const fn is_distrust(&self) -> bool {
         matches!(self, Self::Distrust | Self::Call(ClientError::Untrusted { .. }))
     }
 }
 
-/// The daemon could not be reached.
+/// The daemon cannot be used for now.
 #[derive(Debug)]
 pub(super) struct Lost;
 
-/// What is believed of a grant: no more than any daemon grants, and no more than the page allows.
-/// It began at `begun`.
+/// Checks a granted lease, which began at `begun`: it may be at most as long as any daemon grants, and as the page
+/// allows.
 ///
 /// # Errors
-/// Why nothing of it is.
+/// If the lease is not to be trusted.
 fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Result<Lease, Trouble> {
     let now = clock::now();
     let (allowed, only_here) = ledger.open().map_or((0, true), |mut opened| {
@@ -374,7 +374,7 @@ fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Resu
     })
 }
 
-/// Says why the program waits, where that is no matter of turns.
+/// Logs why the program waits if the reason is not that others have their turn.
 fn tell_withheld(ledger: &DeviceLedger, withheld: Withheld) {
     let why = match withheld {
         Withheld::Frozen => "this session is frozen",
@@ -399,12 +399,12 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
     }
 }
 
-/// The session's quota, as its page has it now.
+/// The session's quota, as in its page now; `None` without a page.
 pub(super) fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
     Some(DeviceQuota { uuid: ledger.uuid(), limit: ledger.page()?.limits().compute })
 }
 
-/// The most that the daemon's account of the session saves up.
+/// The most time that the daemon saves up for the session (ns).
 fn saved_up_ns(ledger: &DeviceLedger, together: bool) -> u64 {
     let handover = if together { Handover::Together } else { Handover::default() };
     let limit = ledger.page().map_or(ComputeLimit::NONE, |page| page.limits().compute);

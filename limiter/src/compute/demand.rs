@@ -1,21 +1,21 @@
-//! Who wants a gate to be open, and how the governor learns of it.
+//! Counts the threads that wait for a gate to open, and wakes the governor for them and for held work.
 
 use crate::own_thread;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use rustix::thread::futex;
 
-/// See the module.
+/// The demand for one gate.
 #[derive(Default)]
 pub(super) struct Demand {
     /// Number of threads that wait.
     waiting: AtomicU32,
     /// Changes when a thread begins to wait; the governor sleeps on it.
     bell: AtomicU32,
-    /// The governor sleeps until somebody wants a lease.
+    /// Whether the governor sleeps until a lease is wanted.
     asleep: AtomicBool,
 }
 
-/// A thread waits until this is dropped.
+/// Guard of a waiting thread.
 pub(super) struct Waiting<'gate>(&'gate AtomicU32);
 
 impl Drop for Waiting<'_> {
@@ -25,7 +25,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Demand {
-    /// A thread begins to wait.
+    /// Counts the calling thread as waiting until the guard is dropped.
     pub(super) fn wait(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.ring();
@@ -36,28 +36,27 @@ impl Demand {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Has the governor look around.
+    /// Wakes the governor.
     pub(super) fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
     }
 
-    /// Has the governor see that work is held, if it has nothing to do.
+    /// Wakes the governor if it is idle, so that it sees held work.
     pub(super) fn ring_for_work(&self) {
-        // What was launched is seen by the governor that says that it sleeps, or that is seen here.
+        // Pairs with the fence in `sleep_unless`: either the governor sees the launch, or this thread sees it asleep.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
             self.ring();
         }
     }
 
-    /// How often the governor has been rung for.
+    /// How often the governor was rung for.
     pub(super) fn rings(&self) -> u32 {
         self.bell.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the governor is rung for once more than `rings` times, unless the gate is wanted already; may wake
-    /// early.
+    /// Sleeps until the governor is rung for after `rings` was read, unless the gate is already wanted. May wake early.
     pub(super) fn sleep_unless(&self, is_wanted: impl FnOnce() -> bool, rings: u32) {
         self.asleep.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);

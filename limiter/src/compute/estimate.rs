@@ -5,44 +5,44 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use limiter_core::{GridModel, Guess, Samples};
 use std::sync::{Mutex, RwLock};
 
-/// The launches of one function on grids of any size.
+/// The launches of one function, on grids of any size.
 #[derive(Default)]
 pub(super) struct Family {
     /// How often it has been met while nothing could be guessed. What the driver loads for its first launch would be
     /// taken for that one's duration.
     met: AtomicU64,
-    // In a forked child a thread that is not there may hold it: it is tried only.
+    // Only with `try_`: in a forked child the lock may be held by a thread that does not exist there.
     grids: RwLock<GridModel>,
 }
 
-/// What is known of one kind of work. In this order: a launch looks at the first two, in one cache line.
+/// The state of one work kind. Field order matters: a launch reads the first two, in one cache line.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(super) struct Estimate {
-    /// Nanoseconds; zero: not known.
+    /// Nanoseconds; 0: unknown.
     ns: AtomicU64,
-    /// By its name it waits for kernels on other devices.
+    /// Whether its name is that of a kernel that waits for kernels on other devices.
     collective: bool,
-    /// How often it has been met by a slow path, up to a few.
+    /// How often the slow path has met the kind.
     met: AtomicU64,
-    /// The latest sample had nothing to do with it.
+    /// Whether the latest sample contradicts the estimate.
     doubtful: AtomicBool,
-    /// All samples of late are alike.
+    /// Whether all recent samples are alike.
     steady: AtomicBool,
-    /// There have been enough samples with no other session there.
+    /// Whether there were enough samples while no other session used the device.
     settled: AtomicBool,
     samples: Mutex<Samples>,
-    /// Of a kernel: its function, and on how many threads it is launched.
+    /// For a kernel: its function, and the number of threads of its grid.
     function: Option<(&'static Family, u64)>,
 }
 
 impl Estimate {
-    /// Of a kind that is met for the first time.
+    /// Makes the estimate of a new kind.
     pub(super) fn new(function: Option<(&'static Family, u64)>, collective: bool) -> Self {
         Self { function, collective, ..Self::default() }
     }
 
-    /// How long the work takes, in nanoseconds; `None`: not known yet.
+    /// How long the work takes, in nanoseconds; `None`: unknown.
     #[inline]
     pub(super) fn ns(&self) -> Option<u64> {
         match self.ns.load(Relaxed) {
@@ -51,18 +51,18 @@ impl Estimate {
         }
     }
 
-    /// The same, for launches of which nothing has to be noted.
+    /// Like [`Self::ns`], but `None` for collectives, which need the slow path.
     #[inline]
     pub(super) fn quick_ns(&self) -> Option<u64> {
         if self.collective { None } else { self.ns() }
     }
 
-    /// Whether it is a kernel that waits for those of other devices.
+    /// Whether the work is a kernel that waits for kernels on other devices.
     pub(super) const fn is_collective(&self) -> bool {
         self.collective
     }
 
-    /// The same; while it is not known, what can be guessed.
+    /// The estimate, or else a guess by the grid model.
     pub(super) fn known_or_guessed(&self) -> (Option<u64>, Option<Guess>) {
         let known = self.ns();
         let guess = || {
@@ -71,46 +71,48 @@ impl Estimate {
         (known, if known.is_some() { None } else { guess() })
     }
 
-    /// Whether the latest sample says otherwise, so that the next launches should be looked at.
+    /// Whether the latest sample contradicts the estimate, so that the next launches should be sampled.
     pub(super) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Relaxed)
     }
 
-    /// Whether the next launches should be looked at if no other session is there: it has hardly been alone yet.
+    /// Whether the next launches should be sampled if no other session uses the device, because few samples were taken
+    /// alone.
     pub(super) fn is_unsettled(&self) -> bool {
         !self.settled.load(Relaxed)
     }
 
-    /// Whether the work has always taken about the same lately, so that few samples tell enough.
+    /// Whether the work has recently always taken about the same time, so that few samples suffice.
     pub(super) fn is_steady(&self) -> bool {
         self.steady.load(Relaxed)
     }
 
-    /// Whether the next launch should be sampled because little is known. Not the first: what the
-    /// driver loads for it would be taken for its duration.
+    /// Whether the next launch should be sampled because too few samples exist. Not the function's first launch:
+    /// loading code would count as its duration.
     pub(super) fn wants_sample(&self) -> bool {
         let loaded = self.function.is_some_and(|(family, _)| family.met.fetch_add(1, Relaxed) > 0);
         self.is_met_again() || loaded
     }
 
-    /// Whether it has been met before.
+    /// Whether the slow path has met the kind before; counts this time.
     pub(super) fn is_met_again(&self) -> bool {
         self.met.fetch_add(1, Relaxed) > 0
     }
 
-    /// Takes a sample in. `guess`: what was guessed for it, if it was drawn.
+    /// Adds a sample. `guess`: the guess for this launch, if it was drawn to check guesses.
     pub(super) fn add(&self, ns: u64, alone: bool, guess: Option<Guess>) {
-        // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
+        // In a forked child the lock may be held by a thread that does not exist there. Losing a sample does not
+        // matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
         let mut middle = samples.add(ns, alone);
         if self.collective {
-            // What it waits for others is not its own.
+            // Time that a collective waits for other devices is not its own.
             middle = samples.shortest().unwrap_or(middle);
         }
         self.doubtful.store(samples.are_doubtful(ns, middle), Relaxed);
         self.steady.store(samples.are_steady(), Relaxed);
         self.settled.store(samples.are_settled(), Relaxed);
-        // Until there are enough, every launch is looked at.
+        // Until there are enough samples, every launch takes the slow path.
         if samples.are_enough() {
             self.ns.store(middle.max(1), Relaxed);
         }

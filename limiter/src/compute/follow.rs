@@ -1,9 +1,8 @@
-//! Follows changes of a session's limits.
+//! Follows changes of a session's limits, with one thread per device that sleeps on the page's count of changes.
 //!
-//! One thread per device sleeps on the page's count of changes. A process that changes the limits wakes it.
-//! The thread makes launches pass the gate or skip it, and notifies code that would notice later. Where no limit makes a
-//! governor speak to the daemon, it has the daemon told that the process is there. It never calls the driver or foreign
-//! code, so the process's end does not have to wait for it.
+//! The process that changes limits wakes it. The thread sets whether launches have to pass the gate, and notifies code
+//! that would notice late. If no limit makes a governor talk to the daemon, it tells the daemon that the process
+//! exists. It never calls the driver or foreign code, so the end of the process does not wait for it.
 
 use super::clock;
 use super::gate::Gate;
@@ -15,16 +14,16 @@ use limits::{Limits, Priority};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
-/// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
-/// a page that is damaged wakes nobody.
+/// How often the thread checks unprompted: the process that changed the limits may have died before waking anybody, and
+/// a damaged page wakes nobody.
 const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How often it looks where the page cannot be slept on.
+/// How often it checks if it cannot sleep on the page.
 const UNWOKEN_NS: u64 = 100_000_000;
-/// The shortest time between two looks, however often the page says that something has changed.
+/// The shortest time between two checks, however often the page reports changes.
 const DEBOUNCE_NS: u64 = 2_000_000;
 
-/// Starts to follow the limits of a device, unless that is done already. `changed` is called after each change,
-/// with whether the device's time has come to be limited by it, or is no more.
+/// Starts to follow the limits of a device, unless a thread already does. `changed` is called after each change, with
+/// whether a limit on the device's time was set or removed by it.
 pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send + 'static) {
     if gate.limits.followed.swap(true, Ordering::AcqRel) {
         return;
@@ -41,9 +40,9 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
     let mut followed = None;
     let mut presence = Presence::new();
     let mut cpu = CpuTime::default();
-    // Of a damaged page nothing is believed any more; `DeviceLedger::broken` says so to the program.
+    // A damaged page is not trusted; `DeviceLedger::broken` reports it to the program.
     while let Some(page) = gate.ledger().page() {
-        // Before the limits are read: a change that comes between is another one.
+        // Read before the limits: a change in between counts as another one.
         let count = page.limit_changes.load(Ordering::Acquire);
         if followed != Some(count) {
             apply(gate, &page.limits(), changed);
@@ -56,7 +55,7 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
         match own_thread::asleep(|| futex::wait(changes, any, count, Some(&PERIOD))) {
             Err(Errno::TIMEDOUT) => {}
             Ok(()) | Err(Errno::AGAIN | Errno::INTR) => clock::sleep(DEBOUNCE_NS),
-            // No sleeping on this page.
+            // This page cannot be slept on.
             Err(_) => clock::sleep(UNWOKEN_NS),
         }
     }
@@ -64,7 +63,7 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
 
 fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     let limited = limits.compute.is_limit();
-    // Before the first lease. A session without a limit has not been idle.
+    // Before the first lease: a session without a limit has not been idle.
     if limited
         && !gate.is_active()
         && let Some(mut opened) = gate.ledger().open()
@@ -78,7 +77,7 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
         tracing::info!("device {}: limits are now {limits:?}", gate.ledger().uuid());
     }
     changed(is_other);
-    // The daemon is to know, and a lease under way may be too long.
+    // The daemon has to learn of the change, and the current lease may be too long.
     gate.demand.ring();
     if let Some(gate) = gate.stream_gate() {
         gate.block().ring();

@@ -1,4 +1,4 @@
-//! The gate of a device in this process.
+//! The gate of a device in this process. Launching threads check it, and the governor opens and closes it.
 
 use super::budget::Budget;
 use super::daemon::Source;
@@ -20,13 +20,13 @@ use rustix::thread::futex;
 use session::layout::MemberSlot;
 use std::sync::{Arc, OnceLock};
 
-/// Open or closed, and the lanes that lead through it.
+/// A device's gate, and the lanes whose launches pass it.
 pub(crate) struct Gate {
-    /// Alone in its cache line: every launch reads it.
-    /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
+    /// Odd while open. Each opening and closing adds one, so a value identifies one lease. In a cache line of its own,
+    /// because every launch reads it.
     word: CachePadded<AtomicU32>,
     pub(super) of: Owners,
-    /// Who wants it to be open.
+    /// Threads that wait for the gate to open.
     pub(super) demand: Demand,
     pub(super) limits: Limits,
     pub(super) life: Life,
@@ -34,83 +34,83 @@ pub(crate) struct Gate {
     pub(super) in_driver: InDriver,
     streams: Streams,
     pub(super) tenure: Tenure,
-    /// What the device is held together with.
+    /// The other devices that the session uses together with this one.
     pub(super) collectives: Collectives,
-    /// What all lanes together may have outstanding.
+    /// How much work all lanes together may have outstanding.
     pub(super) budget: Budget,
     pub(super) seen: Seen,
-    /// The lanes, to be changed, or looked at without a copy.
+    /// The lanes, for changes, and for reads that need no copy.
     pub(super) device_lanes: DeviceLanes,
 }
 
-/// Whom it belongs to.
+/// The session and process that a gate belongs to.
 pub(super) struct Owners {
     /// The session's account of the device.
     ledger: &'static DeviceLedger,
     pub(super) guard: &'static ExitGuard,
-    /// Where leases come from, if not from the session's own account.
+    /// The daemon that grants leases; `None`: only the session's own account does.
     pub(super) daemon: Option<Source>,
 }
 
 /// The session's limits.
 pub(super) struct Limits {
-    /// Whether the device's time is limited at all.
+    /// Whether the device's time is limited.
     active: AtomicBool,
-    /// Whether others are preferred.
+    /// Whether the session has low priority.
     pub(super) low: AtomicBool,
-    /// Whether a thread follows them.
+    /// Whether a thread follows changes of the limits.
     pub(super) followed: AtomicBool,
 }
 
-/// Who opens and closes it.
+/// The state of the governor and of the account.
 #[derive(Default)]
 pub(super) struct Life {
     pub(super) governed: AtomicBool,
-    /// The limit cannot be enforced and need not be: nothing closes any more.
+    /// The limit cannot be enforced and the session fails open, so the gate stays open.
     pub(super) stands_open: AtomicBool,
-    /// The program is ending: the governor does nothing more, and each launch obtains its own lease.
+    /// The process is ending: the governor does nothing more, and each launch obtains its own lease.
     unattended: AtomicBool,
-    /// A thread does so.
+    /// Whether a thread launches with a lease of its own; see `unattended`.
     pub(super) launches_unattended: AtomicBool,
-    /// The account cannot be used any more: nobody passes.
+    /// The account is unusable and the session fails closed: no launch passes.
     failed: AtomicBool,
 }
 
 /// The gate as streams see it.
 struct Streams {
-    /// Where work waits.
+    /// Whether work waits in the stream or on the thread.
     gates: Gates,
-    /// Made when the first lane is.
+    /// Made with the first lane.
     gate: OnceLock<Option<StreamGate>>,
-    /// No stream waits for it any more, nor will.
+    /// No stream waits at this gate any more, and none will.
     left: AtomicBool,
 }
 
-/// The present lease, or the last one.
+/// The current lease, or the last one.
 #[derive(Default)]
 pub(super) struct Tenure {
     /// Whether another session may be using the device at the same time.
     pub(super) shared: AtomicBool,
-    /// When it is to end, as far as is known.
+    /// The expected end of the lease (ns, `clock::now`).
     pub(super) end: AtomicU64,
-    /// For how long the gate is open under it.
+    /// How long the gate is open under this lease (ns).
     pub(super) length: AtomicU64,
 }
 
-/// What was seen of the work lately.
+/// Recent observations of the work.
 #[derive(Default)]
 pub(super) struct Seen {
     /// How long launches took.
     pub(super) launch_times: LaunchTimes,
-    /// Whether streams wait for what the program does next.
+    /// Whether streams wait for the program's next launches.
     pub(super) stall: Stall,
 }
 
-/// Why there is no time to be had.
+/// Why no lease can be had.
 pub(crate) enum NoLease {
-    /// The thread that opens gates cannot be started.
+    /// The governor thread cannot be started.
     Governor(std::io::Error),
-    /// The session's account cannot be used any more; why has been said.
+    /// The session's account is unusable; the reason has been reported.
     Account,
 }
 
@@ -119,7 +119,7 @@ const fn is_open(word: u32) -> bool {
 }
 
 impl Gate {
-    /// A closed gate; `active`: whether anybody has to pass it.
+    /// Makes a closed gate. `active`: whether the device's time is limited.
     pub(crate) fn new(
         ledger: &'static DeviceLedger,
         guard: &'static ExitGuard,
@@ -154,25 +154,26 @@ impl Gate {
         &self.of.guard.governors
     }
 
-    /// The gate as streams see it, where any does.
+    /// The gate as streams see it; `None` while no stream waits at it.
     pub(super) fn stream_gate(&self) -> Option<&StreamGate> {
         self.streams.gate.get()?.as_ref().filter(|_| !self.streams.left.load(Ordering::Relaxed))
     }
 
-    /// Where no stream may be held any more, and none is, the gate is one for threads: its turns are longer, and it is
-    /// handed over by messages. To be called by the governor, between leases.
+    /// Makes this a gate for threads, if no stream may be held any more and none is held. Gates for threads have longer
+    /// turns, and are handed over by messages. Called by the governor, between leases.
     pub(super) fn leave_streams(&self) {
         let in_stream = || self.lanes().iter().any(|lane| lane.is_in_stream());
         if let Some(gate) =
             self.stream_gate().filter(|_| self.device_lanes.are_crowded() && !in_stream())
         {
-            // For a lane that is being made.
+            // For a lane that is being made at this moment.
             gate.leave_open();
             self.streams.left.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The same, for one more lane of a stream, and whose batch is open there; `None`: its gate is on the thread.
+    /// The stream gate for one more lane of a stream, with the stream's turnstile; `None`: the lane's gate is on the
+    /// thread.
     pub(super) fn stream_gate_for(
         &self,
         stream: usize,
@@ -185,7 +186,7 @@ impl Gate {
         let turnstile = self.device_lanes.turnstile_for(stream, context, order)?;
         let make = || {
             let made = StreamGate::of(self.of.ledger.uuid())?;
-            // The governor opens and closes it from now on.
+            // From now on the governor opens and closes it.
             if self.lease().is_some() {
                 made.open(None);
             }
@@ -195,20 +196,21 @@ impl Gate {
         Some((gate, turnstile))
     }
 
-    /// What was estimated at so much was not done for so long. Work that may wait for other devices tells nothing by that.
+    /// Notes that work estimated at `estimated_ns` was not done after `ns`. Ignored for a device that is used together
+    /// with others: its work may have waited for theirs.
     pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
         if self.collectives.set().is_none() {
             self.seen.launch_times.took_at_least(estimated_ns, ns);
         }
     }
 
-    /// The same of each; zero: not known.
+    /// The recent mean duration of a launch in nanoseconds; 0: unknown.
     pub(super) fn launch_ns(&self) -> u64 {
         self.seen.launch_times.each_ns()
     }
 
-    /// How much may be outstanding, in estimated time. Who waits for the device must not wait for long queues: beside
-    /// other sessions it is little.
+    /// How much work may be outstanding, in estimated nanoseconds. Little beside other sessions, because they would
+    /// wait for a long queue.
     pub(super) fn room_ns(&self, now: u64) -> u64 {
         if self.is_shared() {
             return LEAST_OUTSTANDING_NS;
@@ -217,7 +219,7 @@ impl Gate {
         self.seen.launch_times.estimated(limiter_core::room_ns(left))
     }
 
-    /// Since when streams are held; `None`: they are not.
+    /// When streams began to be held (ns, `clock::now`); `None`: they are not held.
     pub(super) fn stream_closed_at(&self) -> Option<u64> {
         self.stream_gate().and_then(StreamGate::closed_at)
     }
@@ -232,29 +234,30 @@ impl Gate {
         self.limits.active.load(Ordering::SeqCst)
     }
 
-    /// The estimated time of what is queued in streams and is not done.
+    /// Estimated nanoseconds of the work that is queued in streams and not done.
     pub(super) fn queued_ns(&self) -> u64 {
         self.device_lanes.ahead().ns(self.launch_ns())
     }
 
-    /// The device's time has come to be limited, or is no more: then whoever waits passes. `false`: it was
-    /// so before.
+    /// Called when a limit on the device's time is set or removed; removing it lets waiting threads pass. Returns
+    /// `false` if nothing changed.
     ///
-    /// The governor ends a lease under way at its next look, and then sleeps until the device's time is limited again.
+    /// When the limit is removed, the governor ends the current lease at its next check, and then sleeps until there is
+    /// a limit again.
     pub(super) fn set_active(&self, active: bool) -> bool {
         if self.limits.active.swap(active, Ordering::SeqCst) == active {
             return false;
         }
         if !active {
-            // What is queued goes on, too, and so does what is launched behind it.
+            // Release queued work too, and everything launched behind it.
             if let Some(gate) = self.stream_gate() {
                 gate.open(None);
             }
-            // No shortcut leads into a lane any more.
+            // Invalidates the shortcuts into lanes.
             self.wake_all();
         } else if let Some(gate) = self.stream_gate().filter(|_| self.lease().is_none()) {
             gate.close();
-            // The governor may have opened meanwhile, and not have seen that.
+            // The governor may have opened the gate meanwhile without seeing that the stream gate is closed.
             if self.lease().is_some() {
                 gate.open(None);
             }
@@ -267,31 +270,32 @@ impl Gate {
         self.tenure.shared.load(Ordering::Relaxed)
     }
 
-    /// The lease under way, `None` while closed.
+    /// The number of the current lease; `None` while the gate is closed.
     pub(super) fn lease(&self) -> Option<u32> {
-        // After the calling thread has said that it launches ([`Lane::launch_begins`]).
+        // Ordered after the calling thread's [`Lane::launch_begins`].
         let word = self.word.load(Ordering::SeqCst);
         is_open(word).then_some(word)
     }
 
-    /// The number of the present opening or closing.
+    /// The number of the current opening or closing.
     pub(super) fn number(&self) -> u32 {
         self.word.load(Ordering::SeqCst)
     }
 
-    /// Whether `lease` is under way.
+    /// Whether `lease` is the current lease.
     #[inline]
     pub(super) fn admits(&self, lease: u32) -> bool {
         self.word.load(Ordering::Acquire) == lease
     }
 
-    /// Opens for a lease of the daemon's, or one of the own account. `false`: it has ended already.
+    /// Opens for a daemon's lease, or for one of the session's own account (`None`). `false`: the daemon has already
+    /// ended the lease.
     pub(super) fn open(&self, lease: Option<u64>) -> bool {
         if self.stream_gate().is_some_and(|gate| !gate.open(lease)) {
             return false;
         }
         self.word.fetch_or(1, Ordering::SeqCst);
-        // Closed meanwhile by limits that came into force.
+        // A limit that was set meanwhile has closed the stream gate.
         let closed = |gate: &&StreamGate| gate.closed_at().is_some();
         if self.stream_gate().filter(closed).is_some_and(|gate| !gate.open(lease)) {
             self.shut();
@@ -304,7 +308,7 @@ impl Gate {
         true
     }
 
-    /// Makes the word even: threads wait. The governor and another thread may do so at the same time.
+    /// Makes the word even, so that threads wait. The governor and a launching thread may do this at the same time.
     pub(super) fn shut(&self) {
         let _ = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
             is_open(word).then(|| word.wrapping_add(1))
@@ -316,7 +320,7 @@ impl Gate {
         self.collectives.closed();
         if let Some(gate) = self.stream_gate() {
             gate.close();
-            // What is queued there is let through, and nobody closes behind it.
+            // Queued work is released, and nothing will close the gate again.
             if !self.is_active() || self.is_unattended() {
                 gate.open(None);
             }
@@ -326,21 +330,21 @@ impl Gate {
         }
     }
 
-    /// The governor has asked for a lease and got none. If its gate was opened all the same, it is closed.
+    /// Called after a request for a lease was refused: closes the stream gate if the daemon has opened it all the same.
     pub(super) fn withdraw(&self) {
         if self.stream_gate().is_some_and(|gate| gate.block().withdraw()) {
             self.close();
         }
     }
 
-    /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
-    /// nobody will let a stream go that is held back.
+    /// Called when the process is ending. Destructors that launch work must not wait at a gate that nobody opens, and
+    /// nobody releases held streams any more.
     pub(crate) fn leave_unattended(&self) {
         self.life.unattended.store(true, Ordering::SeqCst);
         if !self.life.stands_open.load(Ordering::SeqCst) {
             self.shut();
         }
-        // What is queued in streams is let through: the program may wait for it.
+        // Queued work is released, because the program may wait for it.
         if let Some(gate) = self.stream_gate() {
             gate.leave_open();
         }
@@ -355,7 +359,7 @@ impl Gate {
         self.life.unattended.load(Ordering::SeqCst) && !self.life.stands_open.load(Ordering::SeqCst)
     }
 
-    /// There will be no lease again: whoever waits passes, as the gate opens for good, or is turned away.
+    /// Called when there will never be a lease again: waiting threads pass if `open`, and fail otherwise.
     pub(super) fn fail(&self, open: bool) {
         if open {
             self.life.stands_open.store(true, Ordering::SeqCst);
@@ -366,19 +370,19 @@ impl Gate {
         }
     }
 
-    /// Has all who wait look again. The lease under way, if there is one, goes on under another number.
+    /// Makes all waiting threads check again. The current lease, if any, continues under another number.
     fn wake_all(&self) {
         self.word.fetch_add(2, Ordering::SeqCst);
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// In a forked child: no lane of the parent may pass.
+    /// In a forked child: no inherited lane may pass.
     pub(super) fn abandon(&self) {
         let word = self.word.load(Ordering::Relaxed);
         self.word.store((word | 1).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Waits until the gate opens, or nobody has to pass it any more.
+    /// Waits until the gate opens, or launches need not pass it any more.
     pub(super) fn wait(&'static self) -> Result<(), NoLease> {
         let _waiting = self.demand.wait();
         loop {
@@ -393,37 +397,37 @@ impl Gate {
                 && let Err(error) = governor::start(self)
             {
                 self.life.governed.store(false, Ordering::SeqCst);
-                // Threads that came meanwhile rely on this one's attempt.
+                // Threads that arrived meanwhile rely on this thread's attempt.
                 self.wake_all();
                 return Err(NoLease::Governor(error));
             }
-            // Interrupted or woken: look again.
+            // Woken or interrupted; the loop checks again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, None);
         }
         Ok(())
     }
 
-    /// Whether a thread waits, or work does.
+    /// Whether a thread or held work waits for the gate.
     pub(super) fn is_wanted(&self) -> bool {
         self.demand.has_threads() || self.holds_work()
     }
 
-    /// Whether streams wait for it, where they can.
+    /// Whether work waits in streams where the device can do that.
     pub(super) const fn is_for_streams(&self) -> bool {
         matches!(self.streams.gates, Gates::Stream)
     }
 
-    /// The lanes as they are now.
+    /// A snapshot of the lanes.
     pub(super) fn lanes(&self) -> LaneList {
         self.device_lanes.now()
     }
 
-    /// Looks at what has been launched, and tells whoever may find this process dead until when the device may be
-    /// working for it. To be called by the governor, at each of its looks.
+    /// Reads what has been launched, and publishes in the page until when the device may be working for this process,
+    /// in case it dies. Called by the governor at each of its checks.
     pub(super) fn look<R>(&self, now: u64, with: impl FnOnce(Totals) -> R) -> R {
         let slot = self.of.ledger.own_slot();
-        // In this order: a launch is marked after its thread has said that it launches, and counted before it says
-        // that it does not any more.
+        // The order matters: a launch is marked after its thread has announced it, and counted before the thread
+        // withdraws the announcement.
         let seen = slot.map(MemberSlot::work);
         let launching = self.lanes().are_launching();
         let totals = self.device_lanes.totals();
@@ -435,7 +439,7 @@ impl Gate {
         with(totals)
     }
 
-    /// Something of unknown duration is about to be launched.
+    /// Marks that work of unknown duration is about to be launched.
     pub(super) fn unknown_work_begins(&self) {
         if let Some(slot) = self.of.ledger.own_slot() {
             slot.unknown_work_begins();

@@ -1,14 +1,14 @@
-//! Stream hold: stops a stream for the moment in which a sample is put into it. So the device executes event,
-//! work and event without gaps, however long the host takes to hand them over.
+//! Stream hold: stops a stream while a sample's event, work and event are put into it, so that the device executes the
+//! three without gaps, however long the host takes. [`super::sampler`] holds streams; the governor releases overdue
+//! ones.
 //!
-//! The stream waits until a word in host memory has reached a value (`cuStreamWaitValue32`). Storing that
-//! value lets the stream go on, and no driver call can block a store. If the launch itself waits for the held
-//! stream, the thread cannot store the value. Then the governor stores it.
+//! The stream waits until a word in host memory reaches a value (`cuStreamWaitValue32`). Storing that value releases
+//! the stream, and no driver call can block a store. If the launch itself waits for the held stream, the thread cannot
+//! store the value, so the governor stores it.
 //!
-//! So a stream is held only while the governor is there to release it. The governor must then neither sleep
-//! nor be in the driver: a thread that waits for the stream may hold the driver's locks. Thread and governor
-//! each announce what they are about to do before they check what the other does ([`Gate::may_hold_back`],
-//! [`Gate::inside`]).
+//! A stream is therefore held only while the governor can release it: it must neither sleep nor be in the driver,
+//! because a thread that waits for the stream may hold the driver's locks. Thread and governor each announce what they
+//! are about to do before they check the other ([`Gate::may_hold_back`], [`Gate::inside`]).
 
 use super::gate::Gate;
 use super::{clock, driver_calls, words};
@@ -19,28 +19,28 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use driver::cuda::{STREAM_WAIT_VALUE_GEQ, Stream};
 use limiter_core::Rest;
 
-/// The longest that a stream is held back if its thread does not let go.
+/// The longest time that a stream is held if its thread does not release it.
 const LONGEST_NS: u64 = 2_000_000;
 
-/// Whether the driver was told to wait for the work of each launch.
+/// Whether the environment makes each launch wait for its work.
 static LAUNCHES_WAIT: AtomicBool = AtomicBool::new(false);
-/// Whether it was told to bring in a tool that may have it do so.
+/// Whether the environment makes the driver load a tool, which may make launches wait for their work.
 static HAS_TOOL: AtomicBool = AtomicBool::new(false);
 
-/// Hardware queues of the process on each device, as far as they matter. While a stream is held with work behind its
-/// wait, it takes one; where none is left, submitting blocks.
+/// Hardware queues of the process on each device, up to [`MOST_QUEUES`]. A held stream with work behind its wait
+/// occupies one; if none is free, submitting work blocks.
 static QUEUES: AtomicU32 = AtomicU32::new(MOST_QUEUES);
 const MOST_QUEUES: u32 = 8;
 
-/// In it no stream of the process is held back.
+/// While this rests, no stream of the process is held.
 static REST: Rest = Rest::none();
 
-/// In a forked child nothing is held back.
+/// In a forked child no stream is held.
 pub(super) fn after_fork() {
     REST.end();
 }
 
-/// Looks at what the driver looks at when it is initialised.
+/// Reads the environment variables that the driver reads when it is initialized.
 pub(crate) fn driver_starts() {
     let is_set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     if is_set("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0") {
@@ -60,45 +60,45 @@ pub(super) fn queues() -> u32 {
     QUEUES.load(Relaxed)
 }
 
-/// Whether a launch is known to return when its work is done.
+/// Whether launches return only when their work is done.
 pub(super) fn launches_wait() -> bool {
     LAUNCHES_WAIT.load(Relaxed)
 }
 
-/// Whether holding streams back would gain nothing, or hold the program's threads up.
+/// Whether holding streams would gain nothing, or would block the program's threads.
 pub(super) fn is_useless() -> bool {
     launches_wait() || HAS_TOOL.load(Relaxed)
 }
 
-/// A lane's way to hold its stream back.
+/// A lane's means to hold its stream.
 #[derive(Default)]
 pub(super) struct Hold {
-    /// Null: none yet, or none to be had.
+    /// Null: not allocated yet, or not available.
     word: AtomicPtr<AtomicU32>,
     at: AtomicU64,
     denied: AtomicBool,
-    /// What the stream waits for, and since when; zero: it does not.
+    /// The value that the stream waits for, and since when (ns); 0: it does not wait.
     value: AtomicU32,
     since: AtomicU64,
-    /// How often another thread has let the stream go.
+    /// How often another thread has released the stream.
     let_go: AtomicU32,
 }
 
-/// A stream is held back until this is dropped.
+/// Guard of a held stream; dropping it releases the stream.
 pub(super) struct HeldBack<'lane> {
     hold: &'lane Hold,
     let_go: u32,
 }
 
 impl Hold {
-    /// Holds the stream back; `None` where that cannot be done. To be called by the lane's thread.
+    /// Holds the stream; `None` if that is not possible. Called by the lane's thread.
     pub(super) fn hold(&self, stream: Stream, context: usize, gate: &Gate) -> Option<HeldBack<'_>> {
         let now = clock::now();
         if is_useless() || self.denied.load(Relaxed) || !REST.is_over(now) {
             return None;
         }
         if self.word.load(Relaxed).is_null() {
-            // A page becomes visible to the current context.
+            // A page becomes visible to the current context, so that has to be the stream's.
             if current_context() != context {
                 return None;
             }
@@ -106,7 +106,7 @@ impl Hold {
                 self.denied.store(true, Relaxed);
                 return None;
             };
-            // Lanes before this one have left their last value in it.
+            // Earlier lanes have left their last value in the word.
             self.value.store(word.load(Relaxed), Relaxed);
             self.at.store(at, Relaxed);
             self.word.store(ptr::from_ref(word).cast_mut(), Release);
@@ -126,7 +126,7 @@ impl Hold {
         None
     }
 
-    /// Whether the stream is held back, or about to be.
+    /// Whether the stream is held, or about to be.
     pub(super) fn is_under_way(&self) -> bool {
         self.since.load(SeqCst) != 0
     }
@@ -143,19 +143,19 @@ impl Hold {
         }
     }
 
-    /// Lets a stream go that has been held back for too long. To be called by other threads.
+    /// Releases a stream that has been held for too long. Called by other threads.
     pub(super) fn release_overdue(&self, now: u64) {
         if now.saturating_sub(self.since.load(Acquire)) > LONGEST_NS && self.let_go() {
-            // Where launches wait for themselves it happens each time; on a busy machine it happens to any.
+            // If launches wait for their work, this happens at each launch; on a busy machine it happens occasionally.
             REST.begin(now);
         }
     }
 
-    /// Lets the stream go, if it is held back. To be called by other threads.
+    /// Releases the stream if it is held. Called by other threads.
     pub(super) fn let_go(&self) -> bool {
         let since = self.since.load(Acquire);
         let value = self.value.load(Relaxed);
-        // The value is that of the hold that began then; the next one is not touched.
+        // Only the hold that began at `since` is released, not a later one.
         if since == 0 || self.since.compare_exchange(since, 0, SeqCst, Relaxed).is_err() {
             return false;
         }
@@ -164,7 +164,7 @@ impl Hold {
         true
     }
 
-    /// Gives the word back, for other lanes of the context. Nothing may be held back any more.
+    /// Returns the word for use by other lanes of the context. No stream may be held by it any more.
     pub(super) fn give_back(&self) {
         let word = self.word.swap(ptr::null_mut(), Relaxed);
         self.denied.store(true, Relaxed);
@@ -172,7 +172,8 @@ impl Hold {
     }
 }
 
-/// Stores a value, unless a later one is there already: a stream that waits for that would wait for ever.
+/// Stores a value, unless the word already has a later one: a stream that waits for the later value would wait for
+/// ever.
 fn advance(word: &AtomicU32, value: u32) {
     let _ = word.fetch_update(Release, Relaxed, |old| {
         (value.wrapping_sub(old).cast_signed() > 0).then_some(value)
@@ -180,7 +181,7 @@ fn advance(word: &AtomicU32, value: u32) {
 }
 
 impl HeldBack<'_> {
-    /// Whether the stream is still held back.
+    /// Whether no other thread has released the stream.
     pub(super) fn is_intact(&self) -> bool {
         self.hold.let_go.load(SeqCst) == self.let_go
     }
@@ -196,7 +197,7 @@ impl Drop for HeldBack<'_> {
 mod tests {
     use super::*;
 
-    /// A word that `hold` has put into use.
+    /// A hold in use, without a driver.
     fn held(word: &AtomicU32, since: u64) -> Hold {
         let hold = Hold::default();
         hold.word.store(ptr::from_ref(word).cast_mut(), Relaxed);

@@ -1,7 +1,7 @@
-//! Who opens gates is not in the driver while a stream is held or code is loaded.
+//! Keeps the governor out of the driver while a stream is held or code is loaded.
 //!
-//! A thread that loads code keeps the driver's lock until no stream is held. So each side says what it is about to do
-//! before it looks at the other.
+//! A thread that loads code holds the driver's lock until no stream is held. A governor that then entered the driver
+//! could not release the stream. So each side announces what it is about to do before it checks the other.
 
 use super::clock;
 use super::gate::Gate;
@@ -9,10 +9,10 @@ use super::lanes::LaneList;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use driver::cuda::CuResult;
 
-/// Calls that load code.
+/// Number of calls under way that load code.
 static LOADING: AtomicU32 = AtomicU32::new(0);
 
-/// Such a call is under way until this is dropped.
+/// Guard of a call that loads code.
 struct Loading;
 
 impl Drop for Loading {
@@ -21,12 +21,12 @@ impl Drop for Loading {
     }
 }
 
-/// In a forked child nothing is loaded.
+/// In a forked child no code is being loaded.
 pub(super) fn after_fork() {
     LOADING.store(0, Ordering::Relaxed);
 }
 
-/// Runs a call that may load code. Whoever opens gates is not in the driver meanwhile.
+/// Runs a call that may load code, while the governors of `gates` are outside of the driver.
 pub(crate) fn load(
     gates: impl Iterator<Item = &'static Gate>,
     call: impl FnOnce() -> CuResult,
@@ -41,7 +41,7 @@ pub(crate) fn load(
 #[derive(Default)]
 pub(super) struct InDriver(AtomicBool);
 
-/// The governor is in the driver until this is dropped.
+/// Guard of the governor's time in the driver.
 pub(super) struct Inside<'gate>(&'gate AtomicBool);
 
 impl Drop for Inside<'_> {
@@ -62,15 +62,15 @@ impl InDriver {
 }
 
 impl Gate {
-    /// Whether the governor will see that a stream is held back, as the calling thread has just said: it
-    /// follows a lease, and is not in the driver, where whoever waits for that stream may be in its way.
+    /// Whether the calling thread, which has announced it, may hold a stream: the governor follows a lease, so it will
+    /// see the hold, and is outside of the driver, where a thread that waits for the stream could block it.
     pub(super) fn may_hold_back(&self) -> bool {
         let is_followed = self.lease().is_some() && !self.life.stands_open.load(Ordering::SeqCst);
         is_followed && !self.in_driver.is_now()
     }
 
-    /// Keeps threads from holding a stream back as long as the governor is in the driver; `None`: one of
-    /// them does, or a stream is held at the closed gate, or code is being loaded, and the governor has to stay outside.
+    /// Lets the governor enter the driver, and keeps threads from holding streams meanwhile. `None`: the governor has
+    /// to stay outside, because a stream is held or code is being loaded.
     pub(super) fn inside(&self, lanes: &LaneList) -> Option<Inside<'_>> {
         let inside = self.in_driver.enter();
         let closed = self.stream_closed_at().is_some();
@@ -79,10 +79,10 @@ impl Gate {
         (!loads() && !lanes.hold_back() && !held()).then_some(inside)
     }
 
-    /// Code is about to be loaded, as has been said: waits until the governor is outside of the driver.
+    /// Waits until the governor is outside of the driver. The caller has announced that it loads code.
     fn see_governor_out(&self) {
         const STEP_NS: u64 = 30_000;
-        // A governor that the end of the process keeps out of the driver is not in there.
+        // At the end of the process the governor is kept out of the driver, so it is not in there.
         while self.is_for_streams() && self.in_driver.is_now() && !self.is_unattended() {
             clock::sleep(STEP_NS);
         }

@@ -1,9 +1,9 @@
-//! The kinds of work that have been met, and the estimate of each: what a launch looks up.
+//! The table of work kinds and their estimates, which each launch searches.
 //!
-//! Programs have some hundred kinds, and each launch looks for one of them: another one than the launch before. So the
-//! table is the same for all threads, has room for any number, and is read without a lock. It is at most half full; a
-//! larger one takes its place, and the smaller ones stay, since threads may be reading them. A thread that does not find
-//! a kind takes the lock, and sees the present table.
+//! Programs have a few hundred kinds, and consecutive launches are mostly of different kinds. So there is one table for
+//! all threads, which grows and is read without a lock. It is at most half full; then a larger one replaces it, and the
+//! smaller ones stay, because threads may be reading them. A thread that does not find a kind takes the lock and reads
+//! the current table.
 
 use super::driver_calls;
 use super::estimate::{Estimate, Family};
@@ -13,22 +13,22 @@ use core::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Kinds that are told apart; what comes later has one estimate in common.
+/// Kinds that are distinguished; later ones share one estimate.
 const MOST_KINDS: usize = 1 << 16;
-/// Functions whose new kinds are guessed; of others, kinds count in full until they are known.
+/// Functions with a grid model; new kinds of other functions count in full until their estimates are known.
 const MOST_FUNCTIONS: usize = 1 << 14;
-/// Places of the first table. A power of two, as all have.
+/// Places of the first table. All tables have a power of two.
 const FIRST_PLACES: usize = 256;
 
-/// A place for a kind: two in a cache line.
+/// A place for a kind; two fit into a cache line.
 #[derive(Default)]
 #[repr(align(32))]
 struct Place(OnceLock<(Work, &'static Estimate)>);
 
-/// A table. What is put there stays.
+/// A table. Its entries are never removed.
 type Places = &'static [Place];
 
-/// The places where a kind may be, in order. A table that is not full has a free one among them.
+/// The places where a kind may be, in search order. A table that is not full has a free one among them.
 #[inline]
 fn places_of(places: Places, work: Work) -> impl Iterator<Item = &'static Place> {
     let last = places.len().wrapping_sub(1);
@@ -46,7 +46,7 @@ fn find(places: Places, work: Work) -> Option<&'static Estimate> {
     None
 }
 
-/// What a thread has seen of the kinds.
+/// The table that a thread has last seen.
 pub(super) struct Seen(Cell<Places>);
 
 impl Seen {
@@ -54,13 +54,13 @@ impl Seen {
         Self(Cell::new(&[]))
     }
 
-    /// The estimate, if the kind was known when the thread last met one that it had not seen.
+    /// The estimate, if the kind is in the table that the thread has last seen.
     #[inline]
     pub(super) fn find(&self, work: Work) -> Option<&'static Estimate> {
         find(self.0.get(), work)
     }
 
-    /// The estimate; one that knows nothing, if nobody has met the kind. `None` for work of which nothing can be known.
+    /// The estimate, made if the kind is new. `None` for work that cannot be estimated.
     pub(super) fn meet(&self, launched: &Launched) -> Option<&'static Estimate> {
         let work = launched.work;
         if work == Work::UNKNOWN {
@@ -75,7 +75,7 @@ impl Seen {
     }
 }
 
-/// See the module.
+/// All kinds of the process.
 #[derive(Default)]
 struct Kinds {
     table: Mutex<Table>,
@@ -84,12 +84,12 @@ struct Kinds {
 
 static KINDS: PerProcess<Kinds> = PerProcess::new();
 
-/// In a forked child: a thread of the parent's may have held the lock.
+/// In a forked child: a thread of the parent may have held the lock.
 pub(super) fn after_fork() {
     KINDS.forget();
 }
 
-/// The present table, and how many kinds are in it.
+/// The current table, and the number of kinds in it.
 #[derive(Default)]
 struct Table {
     places: Places,
@@ -97,7 +97,7 @@ struct Table {
 }
 
 impl Table {
-    /// Puts a kind there that is not there yet.
+    /// Adds a kind that is not in the table.
     fn add(&mut self, work: Work, estimate: &'static Estimate) {
         if self.known * 2 >= self.places.len() {
             self.grow();
@@ -108,7 +108,7 @@ impl Table {
 
     fn grow(&mut self) {
         let count = (self.places.len() * 2).max(FIRST_PLACES);
-        // Kept for the rest of the process: threads refer to it.
+        // Never freed: threads refer to it.
         let larger: Places =
             Box::leak(core::iter::repeat_with(Place::default).take(count).collect());
         for &(work, estimate) in self.places.iter().filter_map(|place| place.0.get()) {
@@ -118,7 +118,7 @@ impl Table {
     }
 }
 
-/// To be called by one thread at a time.
+/// Called by one thread at a time.
 fn put(places: Places, work: Work, estimate: &'static Estimate) {
     let free = places_of(places, work).find(|place| place.0.get().is_none());
     let _ = free.map(|place| place.0.set((work, estimate)));
@@ -138,14 +138,14 @@ impl Kinds {
         drop(table);
         let (work, function) =
             if full { (Work::OTHER, None) } else { (launched.work, launched.function()) };
-        // Asked before any lock is taken: it is a call of the driver.
+        // Before any lock is taken, because it calls the driver.
         let collective = function.is_some_and(|(function, _)| is_collective(function));
         let function = function
             .and_then(|(function, threads)| self.family_of(function).map(|own| (own, threads)));
         let mut table = self.table();
-        // Another thread may have met it meanwhile.
+        // Another thread may have added the kind meanwhile.
         let estimate = find(table.places, work).unwrap_or_else(|| {
-            // Kept for the rest of the process: threads refer to it.
+            // Never freed: threads refer to it.
             let made = Box::leak(Box::new(Estimate::new(function, collective)));
             table.add(work, made);
             made
@@ -153,12 +153,12 @@ impl Kinds {
         (estimate, table.places)
     }
 
-    /// What is known of a function; `None`: there are too many.
+    /// The state of a function; `None`: there are too many functions.
     fn family_of(&self, function: usize) -> Option<&'static Family> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let full = functions.len() >= MOST_FUNCTIONS;
         let known = functions.get(&function).copied();
-        // Kept for the rest of the process, as the kinds are.
+        // Never freed, like the kinds.
         known.or_else(|| {
             let made: Option<&'static Family> = (!full).then(|| &*Box::leak(Box::default()));
             functions.extend(made.map(|family| (function, family)));
@@ -167,8 +167,8 @@ impl Kinds {
     }
 }
 
-/// Whether a function's name is that of a kernel that waits for other devices. A hint: others may be called so, and
-/// programs have such kernels under other names.
+/// Whether a function's name is that of a kernel that waits for other devices. Only a hint: other kernels may have such
+/// names, and such kernels other names.
 fn is_collective(function: usize) -> bool {
     let function = core::ptr::with_exposed_provenance_mut(function);
     let mut name = core::ptr::null();
@@ -177,12 +177,12 @@ fn is_collective(function: usize) -> bool {
     if !found || name.is_null() {
         return false;
     }
-    // SAFETY: the driver's own string, which lives as long as the function, and that is about to be launched.
+    // SAFETY: the driver's own string, which lives as long as the function; the function is about to be launched.
     let name = unsafe { core::ffi::CStr::from_ptr(name) };
     is_name_of_collective(name.to_bytes())
 }
 
-/// Communication libraries, and inference servers' own kernels.
+/// Covers communication libraries, and the own kernels of inference servers.
 fn is_name_of_collective(name: &[u8]) -> bool {
     const PARTS: [&[u8]; 11] = [
         b"nccl",
@@ -250,7 +250,7 @@ mod tests {
             places_of(table.places, kinds(n)).position(is_it).unwrap()
         };
         let sum: usize = (0..3_000).map(steps).sum();
-        // 900, if they are spread evenly.
+        // 900 if they are spread evenly.
         assert!(sum < 1_500, "{sum}");
         assert!(find(table.places, kinds(3_001)).is_none());
     }
@@ -264,7 +264,7 @@ mod tests {
         }
         let (again, larger) = kinds.meet(&early.into());
         assert!(core::ptr::eq(first, again) && larger.len() > places.len());
-        // Who reads the smaller one still finds what was there.
+        // Readers of the smaller table still find its entries.
         assert!(core::ptr::eq(find(places, early).unwrap(), first));
         assert!(find(places, kernel(64, 999)).is_none());
         assert!(find(larger, kernel(64, 999)).is_some());

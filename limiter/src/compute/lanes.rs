@@ -1,4 +1,4 @@
-//! The lanes that lead through one device's gate, taken together.
+//! All lanes of one device's gate together: sums and questions that the governor asks of them.
 
 use super::gate::Gate;
 use super::hold;
@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct DeviceLanes {
     lanes: Mutex<Vec<Arc<Lane>>>,
-    /// What lanes that are gone had launched.
+    /// Totals of lanes that were removed.
     retired: Mutex<Totals>,
-    /// Time for which some lane had work queued.
+    /// Time for which some lane had work queued (ns).
     backlogged_ns: AtomicU64,
-    /// There have been streams that may not be held.
+    /// Whether streams must not be held any more; see [`Self::are_crowded`].
     crowded: AtomicBool,
 }
 
 impl DeviceLanes {
-    /// No driver call while this is held.
+    /// No driver call is allowed while this is held.
     fn locked(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -36,12 +36,12 @@ impl DeviceLanes {
         LaneList(self.locked().clone())
     }
 
-    /// Does something with each lane.
+    /// Calls `with` for each lane.
     pub(super) fn each(&self, mut with: impl FnMut(&Lane)) {
         self.locked().iter().for_each(|lane| with(lane));
     }
 
-    /// Removes a lane that nobody will use again and that is drained.
+    /// Removes an abandoned and drained lane, and keeps its totals.
     pub(super) fn retire(&self, gone: &Arc<Lane>) {
         let mut lanes = self.locked();
         lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
@@ -50,7 +50,7 @@ impl DeviceLanes {
         (retired.outstanding_ns, retired.unknown) = (0, false);
     }
 
-    /// Whose batch is open in a stream, for one more lane there; `None`: its gate is on the thread.
+    /// The turnstile of a stream for one more lane; `None`: the lane's gate is on the thread.
     pub(super) fn turnstile_for(
         &self,
         stream: usize,
@@ -70,19 +70,19 @@ impl DeviceLanes {
         (!self.are_crowded()).then(Arc::default)
     }
 
-    /// Whether there have been more streams than hardware queues, or some that wait for each other by themselves. Then
-    /// one that is held may hold up another, behind it in the same queue, or have it wait for long, which costs other
-    /// processes their time ([`super::behind`]): none may be held any more.
+    /// Whether there have been more streams than hardware queues, or streams that implicitly wait for each other. Then
+    /// no stream may be held any more: a held one could block another one behind it in the same queue, or make it wait
+    /// for long, which costs other processes their time ([`super::behind`]).
     pub(super) fn are_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// What all streams with gates have queued.
+    /// Work that all streams with gates have queued.
     pub(super) fn ahead(&self) -> LaunchedAhead {
         self.locked().iter().map(|lane| lane.ahead()).sum()
     }
 
-    /// What has been launched. To be asked by the governor.
+    /// What has been launched. Called by the governor only.
     pub(super) fn totals(&self) -> Totals {
         let lanes = self.locked();
         let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,14 +91,14 @@ impl DeviceLanes {
             totals.add(lane.totals());
             backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
         }
-        // Queues of several lanes stand for the same time.
+        // Backlogs of several lanes cover the same time, so the longest counts.
         totals.backlogged_ns =
             self.backlogged_ns.fetch_add(backlogged_ns, Ordering::Relaxed) + backlogged_ns;
         totals
     }
 }
 
-/// The lanes as they were at one moment.
+/// A snapshot of the lanes.
 #[derive(Debug)]
 pub(super) struct LaneList(Vec<Arc<Lane>>);
 
@@ -120,7 +120,7 @@ impl LaneList {
         self.sum(Lane::activity)
     }
 
-    /// A number that changes whenever something is seen to be done.
+    /// A number that changes whenever work is seen to be done.
     pub(super) fn progress(&self) -> u64 {
         self.sum(Lane::progress)
     }
@@ -135,17 +135,17 @@ impl LaneList {
         self.sum(|lane| if lane.has_unfinished_waits() { lane.activity() } else { 0 })
     }
 
-    /// Launches that are done, and what they were estimated to take.
+    /// Number of launches that are done, and their estimated nanoseconds.
     pub(super) fn done_launches(&self) -> (u64, u64) {
         self.iter().map(|lane| lane.done_launches()).fold((0, 0), |(launches, ns), (more, took)| {
             (launches.wrapping_add(more), ns.wrapping_add(took))
         })
     }
 
-    /// Whether everything that was launched is done, as far as the gate has let it through. The driver may be asked.
+    /// Whether all work that has passed the gate is done. May call the driver.
     pub(super) fn are_drained(&self, gate: &Gate) -> bool {
         let _pin = gate.governors().enter();
-        // Each is asked, so that each one's progress is seen.
+        // Query every lane, so that the progress of each is recorded.
         self.iter().filter(|lane| !lane.is_drained(gate)).count() == 0
     }
 
@@ -154,17 +154,17 @@ impl LaneList {
         self.iter().any(|lane| lane.is_launching())
     }
 
-    /// Whether a stream is held back for a sample.
+    /// Whether a stream is held for a sample.
     pub(super) fn hold_back(&self) -> bool {
         self.iter().any(|lane| lane.sampling.hold.is_under_way())
     }
 
-    /// Lets streams go that have been held back for too long.
+    /// Releases streams that have been held for too long.
     pub(super) fn release_overdue(&self, now: u64) {
         self.iter().for_each(|lane| lane.sampling.hold.release_overdue(now));
     }
 
-    /// How long all that is outstanding should take; `None`: not known.
+    /// Estimated nanoseconds of all outstanding work; `None`: unknown.
     pub(super) fn expected_ns(&self) -> Option<u64> {
         self.iter().try_fold(0_u64, |sum, lane| {
             let totals = lane.totals();
@@ -173,15 +173,15 @@ impl LaneList {
         })
     }
 
-    /// For how long what has begun may keep the device busy; `None`: that is not known.
+    /// How long the work that has begun may keep the device busy, in nanoseconds; `None`: unknown.
     pub(super) fn begun_takes_ns(&self, gate: &Gate) -> Option<u64> {
         self.iter().try_fold(0_u64, |sum, lane| {
             (!lane.totals().unknown).then(|| sum.saturating_add(lane.begun_takes_ns(gate)))
         })
     }
 
-    /// Whether work is held at a closed gate, and all that has begun may wait for it: a kernel never waits for what is held
-    /// behind it in its own stream.
+    /// Whether work is held at a closed gate and all work that has begun may wait for it. A kernel never waits for work
+    /// that is held behind it in its own stream.
     pub(super) fn may_await_held(&self, gate: &Gate) -> bool {
         let is_held_beside = |running: &Arc<Lane>| {
             self.iter().any(|held| held.is_held(gate) && !held.shares_stream_with(running))
@@ -189,12 +189,12 @@ impl LaneList {
         gate.holds_work() && self.iter().all(|lane| !lane.is_running() || is_held_beside(lane))
     }
 
-    /// Whether there is work that may wait for something outside of the device.
+    /// Whether some work may wait for something outside of the device.
     pub(super) fn may_wait(&self) -> bool {
         self.iter().any(|lane| lane.may_wait())
     }
 
-    /// Whether there is work that may wait for something outside of the device, and no other.
+    /// Whether all work under way may be waiting for something outside of the device.
     pub(super) fn only_wait(&self) -> bool {
         let waits = |lane: &Arc<Lane>| lane.may_wait();
         self.iter().any(waits) && !self.iter().any(|lane| !waits(lane) && lane.under_way() > 0)

@@ -18,15 +18,16 @@ struct Launch {
     launched: Launched,
     stream: usize,
     gate: &'static Gate,
-    /// `None`: it is not followed.
+    /// `None`: the launch is not tracked.
     lane: Option<Arc<Lane>>,
     estimate: Option<&'static Estimate>,
     known: Option<u64>,
-    /// For what it is taken, if it is not known.
+    /// The assumed duration, if the kind has no estimate.
     guess: Option<Guess>,
 }
 
-/// `call` is called once at most. It is no type parameter, or there would be one of this for each driver function.
+/// Launches on the slow path. `call` is called at most once; it is no type parameter, which would instantiate this code
+/// for each driver function.
 #[cold]
 pub(super) fn launch_slowly(
     launched: Launched,
@@ -54,7 +55,7 @@ pub(super) fn launch_slowly(
 }
 
 impl Launch {
-    /// What is charged: of work that is not known, what it is taken for.
+    /// Nanoseconds to charge: the estimate, or else the guess.
     fn expected_ns(&self) -> Option<u64> {
         self.known.or(self.guess.map(|guess| guess.ns))
     }
@@ -76,7 +77,7 @@ impl Launch {
             if gate.is_unattended() {
                 return Err(unattended::launch(gate, self.stream, call));
             }
-            // Said before the gate is looked at.
+            // Announced before the gate is read.
             let launching = lane.as_deref().map(Lane::launch_begins);
             if let Some(stream_gate) = gate.stream_gate() {
                 stream_gate.block().goes_on();
@@ -126,7 +127,7 @@ impl Launch {
     /// Sleeps until the gate opens. `Err`: see [`Self::pass`].
     fn wait_at_gate(&self, call: &mut dyn FnMut() -> CuResult) -> Result<(), CuResult> {
         let gate = self.gate;
-        // The limit may have been taken away meanwhile.
+        // The limit may have been removed meanwhile.
         if !gate.is_active() || is_capturing(self.stream) {
             return Err(call());
         }
@@ -143,7 +144,7 @@ impl Launch {
         })
     }
 
-    /// Makes the driver's call, and counts it. `behind`: the stream waits for the gate.
+    /// Makes the driver call and counts the launch. `behind`: the stream waits for the gate.
     fn make(
         &self,
         launching: Option<Launching<'_>>,
@@ -155,7 +156,7 @@ impl Launch {
             gate.unknown_work_begins();
             return call();
         };
-        // No event may be recorded into a stream that is being captured. That may have begun while this thread
+        // No event may be recorded into a stream that is being captured. The capture may have begun while this thread
         // waited at the gate.
         if FAST_PATH.has_captures() && is_capturing(self.stream) {
             return call();
@@ -186,10 +187,10 @@ impl Launch {
         if let Some((estimate, started)) = sample {
             lane.finish_sample(started, estimate);
         }
-        // Time in calls is counted while it passes.
+        // Time within calls is counted while it passes.
         let ns = if waited { Some(0) } else { self.expected_ns() };
         let count = lane.count(ns);
-        // Counted: the governor sees it by itself.
+        // From here on the governor sees the launch in the lane's count.
         drop(launching);
         lane.go_on(count, ns, ends, gate);
         result

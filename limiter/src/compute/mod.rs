@@ -1,10 +1,11 @@
-//! A device's time: launches pass a gate, which a governor opens and closes.
+//! Limits a session's GPU time. Launches pass a gate; one governor thread per device obtains leases and opens and
+//! closes the gate. The hooks call [`launch()`] and [`passes`].
 //!
-//! The way of a launch to the driver (`launch`): the thread finds its lane for the stream, checks that the
-//! gate is open and that the lane's batch is not full, and goes on. That is the whole cost of most launches.
-//! At the end of a batch the lane records an event. No more may be outstanding than the lease has time left: so
-//! little is whenever the gate closes. Where there is more, and at a closed gate, the thread waits. The device's
-//! governor obtains the next lease, from the daemon or from the session's own account, and opens the gate.
+//! The path of a launch: the thread looks up its lane for the stream, checks that the gate is open and that the lane's
+//! batch is not full, and calls the driver. Most launches need nothing more. At the end of a batch the lane records an
+//! event. At most as much work is outstanding as the lease has time left, so little is outstanding when the gate
+//! closes. Beyond that, and at a closed gate, the thread waits. The device's governor obtains the next lease, from the
+//! daemon or from the session's own account, and opens the gate.
 
 #![warn(clippy::too_many_lines)]
 
@@ -58,16 +59,16 @@ use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
-/// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
+/// Whether this process has ever made a lane. Lanes remain when a limit is removed.
 static HAS_LANES: AtomicBool = AtomicBool::new(false);
 
-/// Says whether launches have to be looked at; `None`: to be found out.
+/// Sets whether launches have to be checked; `None`: not known yet, so the next launch finds out.
 pub(crate) fn set_gated(gated: Option<bool>) {
     FAST_PATH.set_gated(gated);
 }
 
-/// Says the same by asking. Threads may do so at the same time about different devices: the last answer
-/// holds.
+/// Like [`set_gated`], with the answer of `ask`. Repeats until the answer is stable, because threads may do this at the
+/// same time for different devices.
 pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
     let mut gated = ask();
     loop {
@@ -80,7 +81,7 @@ pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
     }
 }
 
-/// Whether launches need no look, and so nothing has to be known about them.
+/// Whether launches go straight to the driver, with nothing to check or record.
 #[inline]
 pub(crate) fn is_ungated() -> bool {
     FAST_PATH.is_ungated()
@@ -91,7 +92,8 @@ fn has_lanes() -> bool {
     HAS_LANES.load(Ordering::SeqCst)
 }
 
-/// In a forked child: nothing is known, and no governor runs. No lane of the parent's may pass its gate.
+/// Resets all state in a forked child, which has no governor. Lanes inherited from the parent must not pass their
+/// gates.
 pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     gates.for_each(Gate::abandon);
     set_gated(None);
@@ -105,8 +107,8 @@ pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     stream_gate::after_fork();
 }
 
-/// Runs a call that gives work to a stream, when the device's time is there for it. `current` tells the gate of
-/// the current context's device.
+/// Runs a call that launches work into a stream, once the process may use the device. `current` returns the gate of the
+/// current context's device.
 #[inline]
 pub(crate) fn launch(
     launched: impl Into<Launched>,
@@ -120,7 +122,7 @@ pub(crate) fn launch(
     }
     let launched = launched.into();
     let stream = named(stream, per_thread);
-    // What is being captured runs later, under the launch of the graph.
+    // A captured launch runs later, and is charged with the launch of its graph.
     if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
@@ -133,14 +135,14 @@ pub(crate) fn launch(
     }
 }
 
-/// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
-/// is true. Counts it if so. Does not panic.
+/// Whether the launch may go straight to the driver with nothing to do afterwards, as most launches may; counts it if
+/// so. Does not panic.
 #[inline]
 pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
     !FAST_PATH.has_captures() && lane::pass(named(stream, per_thread), work)
 }
 
-/// The handle that means the same stream in every thread and function.
+/// Resolves a null stream, so that equal handles mean the same kind of stream in every thread and driver function.
 #[inline]
 fn named(stream: Stream, per_thread: bool) -> usize {
     match stream as usize {
@@ -150,7 +152,7 @@ fn named(stream: Stream, per_thread: bool) -> usize {
     }
 }
 
-/// Whether a stream is being captured. The default stream beside another stream's capture counts: an
+/// Whether a stream is being captured. Also true for the legacy default stream during the capture of another stream: an
 /// event must not be recorded there either.
 fn is_capturing(stream: usize) -> bool {
     let mut status: c_uint = CAPTURE_STATUS_NONE;
@@ -158,7 +160,7 @@ fn is_capturing(stream: usize) -> bool {
         || status != CAPTURE_STATUS_NONE
 }
 
-/// A stream is about to end: nothing may be recorded into it any more.
+/// Called before a stream is destroyed; afterwards nothing is recorded into it.
 pub(crate) fn stream_ends(
     governors: &Visits,
     gates: impl Iterator<Item = &'static Gate>,
@@ -175,19 +177,19 @@ pub(crate) fn stream_ends(
     }
 }
 
-/// There is a context: a green one counts by its own handle.
+/// Called after a context has been made; a green context counts by its own handle.
 pub(crate) fn context_is_made(context: usize) {
     FAST_PATH.note_context(context);
 }
 
-/// A context that was about to end did not.
+/// Called if destroying a context failed.
 pub(crate) fn context_stays(gate: &Gate, context: usize) {
     for lane in gate.lanes().iter() {
         lane.context_stays(context);
     }
 }
 
-/// A context is about to end: its events must not be asked about any more.
+/// Called before a context is destroyed; afterwards its events are not queried.
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
     if context != 0 && has_lanes() {
         let _alone = gate.governors().exclude();
@@ -197,7 +199,7 @@ pub(crate) fn context_ends(gate: &Gate, context: usize) {
     }
 }
 
-/// It has ended.
+/// Called after a context has been destroyed.
 pub(crate) fn context_ended(gate: &Gate, context: usize) {
     if context == 0 {
         return;

@@ -1,5 +1,6 @@
-//! Tells the daemon of a process whose time is not limited on a device. It needs nothing from there. But who looks
-//! after the node is to see its session, and to be able to limit it: in a container nobody else can.
+//! Tells the daemon of a process without a limit on a device's time. The process needs nothing from the daemon, but an
+//! administrator has to see its session and be able to limit it; in a container the daemon is the only way. Called by
+//! [`super::follow`].
 
 use super::clock;
 use super::daemon::{self, Source};
@@ -13,15 +14,15 @@ use http_bidir_comm::client::BlockingHttpClient;
 use protocol::{Register, Registered, path};
 use std::sync::Arc;
 
-/// How long the daemon may take. Nobody waits for it.
+/// How long the request may take. Nothing waits for it.
 const WITHIN: Duration = Duration::from_secs(1);
-/// How often it is told again: it may be another one since.
+/// How often the request is repeated: the daemon may have been restarted.
 const AGAIN_NS: u64 = 10_000_000_000;
 
-/// What is told of one device.
+/// The registration of one device.
 pub(super) struct Presence {
     next: u64,
-    /// A thread is telling it.
+    /// Whether a thread is sending it.
     tells: Arc<AtomicBool>,
 }
 
@@ -30,12 +31,12 @@ impl Presence {
         Self { next: 0, tells: Arc::default() }
     }
 
-    /// Has it told, now and then, while the device's time is not limited. A daemon that is not there, or does not take
-    /// it, stands in nobody's way: limits that change meanwhile are followed.
+    /// Registers with the daemon now and then, while the device's time is not limited. Errors are ignored, because the
+    /// process needs no daemon.
     pub(super) fn tell(&mut self, gate: &'static Gate) {
         let Some(source) = gate.of.daemon.as_ref() else { return };
         if gate.ledger().is_scheduled() {
-            // Its governor registers it.
+            // The governor registers the device.
             self.next = 0;
             return;
         }
@@ -62,10 +63,10 @@ fn tell(source: &Source, ledger: &DeviceLedger) {
         protocol: protocol::VERSION,
         session: source.session.clone(),
         devices: daemon::quota(ledger).into_iter().collect(),
-        // As its governor has registered them, or they would count as gone.
+        // As the governor has registered them, or they would count as gone.
         gates: stream_gate::descriptor(),
     };
-    // A limit came meanwhile: its governor tells more.
+    // A limit was set meanwhile, so the governor registers.
     if ledger.is_scheduled() {
         return;
     }

@@ -1,11 +1,11 @@
-//! Samples: measures how long work takes, by a timing event before it and one after it.
+//! Samples: measures how long work takes, by a timing event before it and one after it. The lanes decide which launches
+//! are sampled ([`super::lane`]).
 //!
-//! The stream is held meanwhile ([`super::hold`]), so that the device executes the three without gaps. The
-//! time between the events is then the work's own time plus the device's cost for events and launches. A pair
-//! of events without work in between measures that cost. Some streams cannot be held: calls that wait for
-//! their work, and devices that cannot wait for a word in memory. There a stream with work still queued
-//! serves as well. On an idle stream the sample also includes the time until the work was handed to the
-//! driver.
+//! The stream is held meanwhile ([`super::hold`]), so that the device executes the three without gaps. The time between
+//! the events is the work's own time plus the device's cost for events and launches; a pair of events without work
+//! measures that cost. Some samples cannot hold the stream: calls that wait for their work, and devices that cannot
+//! wait for a word in memory. There a stream with work still queued serves as well. On an idle stream the sample also
+//! includes the time until the work was handed to the driver.
 
 use super::estimate::Estimate;
 use super::hold::{self, HeldBack, Hold};
@@ -17,28 +17,28 @@ use limiter_core::Guess;
 
 /// Samples of one lane that may be under way.
 const PAIRS: usize = 4;
-/// A launch takes at most this on the host; a call that takes longer waits for its work.
+/// A launch takes at most this on the host; a longer call has waited for its work.
 const SLOWEST_LAUNCH_NS: u64 = 10_000;
-/// What a pair of events costs can be at most this; more is a measurement gone wrong.
+/// The most that a pair of events can cost; a larger value is a failed measurement.
 const DEAREST_PAIR_NS: u64 = 4_000;
-/// What a launch costs the device between two events, beside the vendor's profiler: 0.8 to 1.8 us, whether an
-/// empty pair costs 1.2 us, as on some devices, or 2.9, as on others of the same kind. Where pairs cost next to
-/// nothing launches do as well.
+/// What a launch costs the device between two events, compared with the vendor's profiler: 0.8 to 1.8 us, both on
+/// devices where an empty pair costs 1.2 us and on others of the same model where it costs 2.9 us. Where pairs cost
+/// next to nothing, launches do too.
 const LAUNCH_NS: u64 = 1_250;
-/// What a wait that holds nothing up costs the device at most, between two events: assumed.
+/// Assumed upper bound for what a wait that delays nothing costs the device between two events.
 const DEAREST_IDLE_WAIT_NS: u64 = 1_000;
-/// An empty pair is measured before so many samples.
+/// An empty pair is measured once per this many samples.
 const EMPTY_EVERY: u32 = 16;
 
-/// The samplers of a lane. Used by the lane's thread, and by the governor once that has ended.
+/// The sampler of a lane. Used by the lane's thread, and by the governor once that thread has ended.
 #[derive(Default)]
 pub(super) struct Sampler {
     pairs: Vec<Pair>,
     empty: Empties,
 }
 
-/// Beside other sessions everything costs a little more, and on an idle stream that is not held back the host's
-/// time between the two events is in it.
+/// Costs of an empty pair by condition: beside other sessions everything costs a little more, and on an idle stream
+/// that is not held the pair includes the host's time between the two events.
 #[derive(Default)]
 struct Empties {
     alone: Empty,
@@ -59,12 +59,12 @@ impl Empties {
 // SAFETY: event handles may be used from every thread.
 unsafe impl Send for Sampler {}
 
-/// What a pair of events with nothing in between costs, lately.
+/// The recent cost of a pair of events without work in between.
 #[derive(Default)]
 struct Empty {
     latest: [u64; 4],
     count: usize,
-    /// Samples since it was last measured.
+    /// Samples since the cost was last measured.
     used: u32,
 }
 
@@ -74,7 +74,7 @@ impl Empty {
         self.count += 1;
     }
 
-    /// Single ones may have taken longer.
+    /// The smallest: single measurements may have taken longer.
     fn ns(&self) -> Option<u64> {
         self.latest[..self.count.min(self.latest.len())].iter().min().copied()
     }
@@ -86,30 +86,30 @@ struct Pair {
     use_: Option<Use>,
 }
 
-/// What is between the two events of a pair.
+/// What is measured by a pair of events.
 #[derive(Clone, Copy)]
 enum Between {
     Nothing,
     Work(&'static Estimate),
-    /// A wait, and for how many it stands.
+    /// A wait, and the number of waits that it stands for.
     Wait(&'static Waits, u64),
 }
 
 #[derive(Clone, Copy)]
 struct Use {
     what: Between,
-    /// What was guessed for it, if it was drawn.
+    /// The guess for this launch, if it was drawn to check guesses.
     guess: Option<Guess>,
-    /// How long the launch took on the host, if the stream was idle and not held back.
+    /// How long the launch took on the host, if the stream was idle and not held.
     idle_ns: Option<u64>,
-    /// Whether it was a transfer, not a launch.
+    /// Whether the work was a transfer, not a launch.
     transfer: bool,
     alone: bool,
 }
 
 impl Use {
-    /// What was measured that is not the work, if an empty pair costs so much. Between two events a launch
-    /// costs [`LAUNCH_NS`] in addition, and the first event of an idle stream that much less.
+    /// The part of the measured time that is not the work's own, if an empty pair costs `empty_ns`. Between two events
+    /// a launch costs [`LAUNCH_NS`] in addition, and the first event of an idle stream that much less.
     fn not_its_own(&self, empty_ns: u64) -> u64 {
         let launch_ns = (empty_ns / 8 * 7).min(LAUNCH_NS);
         match self.idle_ns {
@@ -120,13 +120,13 @@ impl Use {
     }
 }
 
-/// Where samples are taken.
+/// Where a sample is taken.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'gate> {
     pub(super) stream: Stream,
-    /// The stream's.
+    /// The stream's context.
     pub(super) context: usize,
-    /// That the thread has passed.
+    /// The gate that the thread has passed.
     pub(super) gate: &'gate Gate,
 }
 
@@ -134,7 +134,7 @@ pub(super) struct Place<'gate> {
 pub(super) struct Started<'lane> {
     pub(super) begun: u64,
     pair: usize,
-    /// When, if the stream was idle and is not held back.
+    /// When the first event was recorded, if the stream was idle and is not held.
     idle_since: Option<u64>,
     guess: Option<Guess>,
     transfer: bool,
@@ -149,9 +149,8 @@ pub(super) struct StartedWait {
 }
 
 impl Sampler {
-    /// Records the first event; `None` where there is none to spare. The stream must not be capturing.
-    /// `guess`: what was guessed for the work, if it was drawn to see whether that is right. `alone`: no
-    /// other session uses the device.
+    /// Records the first event; `None` if no pair of events is free. The stream must not be capturing. `guess`: the
+    /// guess for the work, if it was drawn to check guesses. `alone`: no other session uses the device.
     pub(super) fn start<'lane>(
         &mut self,
         place: Place<'_>,
@@ -186,7 +185,7 @@ impl Sampler {
         })
     }
 
-    /// Records the second event, and lets the stream go.
+    /// Records the second event, and releases the stream.
     pub(super) fn finish(
         &mut self,
         started: Started<'_>,
@@ -195,12 +194,12 @@ impl Sampler {
     ) {
         let Started { begun: _, pair, idle_since, guess, transfer, alone, held } = started;
         let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
-        // How much of the call was the work itself cannot be told where launches wait for it.
+        // If launches wait for their work, the call's own part of the time is unknown.
         let slowest = if hold::launches_wait() && !transfer { 0 } else { SLOWEST_LAUNCH_NS };
         let idle_ns = idle_ns.map(|ns| ns.min(slowest));
         let Some(pair) = self.pairs.get_mut(pair) else { return };
         undisturbing(|| {
-            // A stream that ran dry in between: how long it then waited for the launch is not known.
+            // If the stream ran empty in between, it is unknown how long it waited for the launch.
             let whole = held.is_some()
                 || idle_ns.is_some()
                 || driver_calls::event_query(pair.start) == CuResult::NOT_READY;
@@ -214,8 +213,8 @@ impl Sampler {
         });
     }
 
-    /// Records the event before a wait; `None` where there is none to spare, or a wait is being measured. The
-    /// stream must not be capturing.
+    /// Records the event before a wait; `None` if no pair is free, or a wait is already being measured. The stream must
+    /// not be capturing.
     pub(super) fn start_wait(
         &mut self,
         stream: Stream,
@@ -232,7 +231,7 @@ impl Sampler {
         recorded.then_some(StartedWait { pair, waits })
     }
 
-    /// Records the one behind it.
+    /// Records the event behind the wait.
     pub(super) fn finish_wait(&mut self, started: StartedWait, stream: Stream) {
         let StartedWait { pair, waits } = started;
         let Some(pair) = self.pairs.get_mut(pair) else { return };
@@ -276,7 +275,7 @@ impl Sampler {
         Some(self.pairs.len() - 1)
     }
 
-    /// Takes in the samples that are done.
+    /// Collects the samples that are done.
     fn collect(&mut self) {
         for index in 0..self.pairs.len() {
             let pair = &mut self.pairs[index];
@@ -284,7 +283,7 @@ impl Sampler {
             match driver_calls::event_query(pair.end) {
                 CuResult::NOT_READY => continue,
                 CuResult::SUCCESS => {}
-                // The work failed; so will the program.
+                // The work failed, and so will the program.
                 _ => {
                     pair.use_ = None;
                     continue;
@@ -320,7 +319,7 @@ impl Sampler {
         }
     }
 
-    /// Gives the events back.
+    /// Destroys the events.
     pub(super) fn destroy_events(&mut self) {
         for pair in self.pairs.drain(..) {
             let _ = driver_calls::event_destroy(pair.start);

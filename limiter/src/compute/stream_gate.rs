@@ -1,5 +1,5 @@
-//! A device's gate as its streams see it: a word in the process's gate page. Each batch of launches waits in its
-//! stream until the word says that the gate is open. Opening and closing it are stores to memory.
+//! A device's gate as its streams see it: a word in the process's gate page. Each batch of launches waits in its stream
+//! until the word says that the gate is open. Opening and closing the gate are stores to memory.
 
 use super::words::{make_visible, seen_by};
 use super::{clock, driver_calls, hold};
@@ -14,13 +14,13 @@ use session::gate_page::{BlockNumber, GateBlock, GatePage, Mapping, Opened};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The gate is open.
+/// Value of `closed_at` while the gate is open.
 const OPEN: u64 = 0;
 
-/// What this process has of gates in streams.
+/// This process's gate page and its mappings.
 #[derive(Default)]
 struct Pages {
-    /// `None`: the system has no such memory.
+    /// `None`: the system does not support such memory.
     page: OnceLock<Option<GatePage>>,
     /// The mapping that each context sees.
     seen: Mutex<Vec<(usize, Mapping, DevicePtr)>>,
@@ -28,12 +28,12 @@ struct Pages {
 
 static PAGES: PerProcess<Pages> = PerProcess::new();
 
-/// In a forked child: its gates are its own.
+/// In a forked child: it makes its own page.
 pub(super) fn after_fork() {
     PAGES.forget();
 }
 
-/// Says why there is no gate in a stream.
+/// Logs why gates are not in streams.
 fn tell(why: &dyn Display) {
     tracing::info!("{why}");
 }
@@ -45,7 +45,7 @@ pub(super) fn descriptor() -> Option<GatesInStream> {
     Some(GatesInStream { descriptor: page.as_fd().as_raw_fd().into() })
 }
 
-/// The process registers anew: what was said of leases before does not count.
+/// Clears the leases of the last registration, before the process registers again.
 pub(super) fn forget_leases(device: GpuId) {
     let page = PAGES.get().page.get().and_then(Option::as_ref);
     if let Some((page, number)) = page.and_then(|page| Some((page, page.block_of(device).ok()?))) {
@@ -53,18 +53,18 @@ pub(super) fn forget_leases(device: GpuId) {
     }
 }
 
-/// See the module.
+/// The gate of one device.
 pub(super) struct StreamGate {
     page: &'static GatePage,
     number: BlockNumber,
-    /// Since when it is closed, or [`OPEN`].
+    /// Since when the gate is closed (ns, `clock::now`), or [`OPEN`].
     closed_at: AtomicU64,
 }
 
 impl StreamGate {
-    /// The gate of the current context's device; `None` where there cannot be one.
+    /// The gate of the current context's device; `None` if it cannot be in streams.
     pub(super) fn of(device: GpuId) -> Option<Self> {
-        // A tool may have each launch wait for its work.
+        // A tool may make each launch wait for its work.
         if hold::is_useless() || may_be_under_mps() {
             return None;
         }
@@ -74,12 +74,12 @@ impl StreamGate {
         Some(Self { page, number, closed_at: AtomicU64::new(1) })
     }
 
-    /// The word, and what the daemon and this process tell each other beside it.
+    /// The gate's block in the page: the word, and messages between the daemon and this process.
     pub(super) fn block(&self) -> &GateBlock {
         self.page.block(self.number)
     }
 
-    /// Opens for a lease. `false`: the daemon has ended it already.
+    /// Opens the gate for a lease. `false`: the daemon has already ended the lease.
     pub(super) fn open(&self, lease: Option<u64>) -> bool {
         self.closed_at.store(OPEN, SeqCst);
         let opened = self.block().open(lease) == Opened::Open;
@@ -91,22 +91,22 @@ impl StreamGate {
 
     pub(super) fn close(&self) {
         self.block().close();
-        // Afterwards: whoever puts a wait into a stream later than this is held.
+        // After the word: waits that are put into a stream later than this are held.
         self.closed_at.store(clock::now().max(1), SeqCst);
     }
 
-    /// Since when it is closed; `None`: it is open.
+    /// Since when the gate is closed (ns, `clock::now`); `None`: it is open.
     pub(super) fn closed_at(&self) -> Option<u64> {
         Some(self.closed_at.load(SeqCst)).filter(|&at| at != OPEN)
     }
 
-    /// Opens for good: the daemon closes it no more.
+    /// Opens the gate for good: the daemon no longer closes it.
     pub(super) fn leave_open(&self) {
         self.block().leave();
         self.open(None);
     }
 
-    /// Where a context sees the word. It has to be current. `None`: it cannot see it.
+    /// The word's address in a context, which has to be current. `None`: the context cannot see it.
     pub(super) fn word_for(&self, context: usize) -> Option<DevicePtr> {
         let context = seen_by(context);
         let place = |at: DevicePtr| at + self.number.word_offset() as DevicePtr;
@@ -115,10 +115,10 @@ impl StreamGate {
         if let Some(at) = known {
             return Some(place(at));
         }
-        // No lock is held across the driver's calls. Two threads at once make two mappings, which does no harm.
+        // No lock is held across driver calls. Two threads at once make two mappings, which does no harm.
         let mapping = self.page.map_again().ok()?;
         let Some(at) = make_visible(mapping.as_ptr().cast(), mapping.length()) else {
-            // SAFETY: the driver has refused it.
+            // SAFETY: the driver has refused to register the mapping, so only this function knows it.
             unsafe { mapping.unmap() };
             return None;
         };
@@ -127,8 +127,8 @@ impl StreamGate {
     }
 }
 
-/// Whether the current context may be one of an MPS server's. There a client that is killed with work outstanding may
-/// harm the others, and held work is outstanding. Drivers before 12.2 do not tell.
+/// Whether the current context may belong to an MPS server. There, killing a client with outstanding work may harm
+/// other clients, and held work is outstanding. Drivers before 12.2 cannot tell.
 fn may_be_under_mps() -> bool {
     let (mut device, mut shared) = (0, 0);
     let told = driver_calls::ctx_get_device(&raw mut device).is_ok()
@@ -140,7 +140,7 @@ fn may_be_under_mps() -> bool {
     false
 }
 
-/// A context has ended: nothing of it looks at the page any more.
+/// Called after a context has been destroyed: nothing of it reads the page any more.
 pub(super) fn context_ended(context: usize) {
     let mut seen = PAGES.get().seen.lock().unwrap_or_else(PoisonError::into_inner);
     while let Some(index) = seen.iter().position(|(known, ..)| *known == context) {

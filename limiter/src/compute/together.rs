@@ -1,8 +1,7 @@
 //! A device that the session uses together with others, as this process's gate sees it.
 //!
-//! Whoever launches a collective kernel says so in the page of all such devices. From then on the device's leases
-//! of the own account come from there, and so does the answer to what may still be launched when a lease has
-//! ended.
+//! A thread that launches a collective kernel records that in the page that all such devices share. From then on that
+//! page grants the device's leases of the own account, and says what may still be launched after a lease has ended.
 
 use super::clock;
 use super::gate::Gate;
@@ -14,18 +13,18 @@ use session::layout::PageLayout;
 use session::together::{LASTS_NS, Together};
 use std::sync::OnceLock;
 
-/// See [`Set::patience`]: where the others have launched fewer collectives or the numbers do not tell, and where all
-/// have launched as many.
+/// Values of [`Set::patience`]: the first if the other devices have launched fewer collectives or the counts are
+/// unknown, the second if all have launched equally many.
 const STUCK_SOON_NS: u64 = 2_000_000;
 const STUCK_NS: u64 = 20_000_000;
 
-/// How long a device whose lease has ended may go on to launch what work on other devices waits for.
+/// How long a device whose lease has ended may continue to launch collectives that other devices wait for.
 pub(super) const CATCH_UP_NS: u64 = 15_000_000;
 
-/// See the module.
+/// The devices that are used together.
 pub(super) struct Set {
     own: Together,
-    /// The account of all.
+    /// The account of all of them.
     ledger: DeviceLedger,
 }
 
@@ -33,7 +32,7 @@ impl Set {
     fn join(gate: &Gate) -> Option<Self> {
         match gate.ledger().join_those_together() {
             Ok((own, ledger)) => {
-                // The device may be held already, under a lease of its own. Where streams wait it need not be.
+                // The device may already be held under a lease of its own. With gates in streams that is not necessary.
                 if gate.lease().is_some()
                     && let Some(mut opened) = ledger.open()
                 {
@@ -60,39 +59,40 @@ impl Set {
         self.ledger.page().is_some_and(|page| question(&self.own, page))
     }
 
-    /// Whether another device has launched collectives that this one's program has yet to launch.
+    /// Whether another device has launched collectives that this device's program has yet to launch.
     pub(super) fn is_behind(&self) -> bool {
         self.asks(Together::is_behind)
     }
 
-    /// Whether more may begin in the streams of another device.
+    /// Whether more collectives may begin in the streams of another device.
     pub(super) fn others_are_open(&self) -> bool {
         self.asks(Together::others_are_open)
     }
 
-    /// Whether all devices have begun as many collectives; `false` also where the numbers do not tell.
+    /// Whether all devices have begun equally many collectives; `false` also if the counts are unknown.
     pub(super) fn is_even(&self) -> bool {
         let differ = |own: &Together, page: &_| own.is_ahead(page) || own.is_behind(page);
         self.asks(Together::numbers_tell) && !self.asks(differ)
     }
 
-    /// How long work of this device may stand still before it is taken to wait for what others are to launch.
+    /// How long (ns) this device's work may stand still before it is assumed to wait for launches on other devices.
     pub(super) fn patience(&self) -> u64 {
         let soon = |own: &Together, page: &_| own.is_ahead(page) || !own.numbers_tell(page);
         if self.asks(soon) { STUCK_SOON_NS } else { STUCK_NS }
     }
 
-    /// Whether one of the devices is held: only that can call others.
+    /// Whether one of the devices is held: only a held device can call others.
     pub(super) fn is_held(&self) -> bool {
         self.asks(|_, page| page.holders.load(Relaxed) > 0)
     }
 
-    /// Whether work on another device stands still and may wait for this one's.
+    /// Whether work on another device is stuck and may wait for this device.
     pub(super) fn is_called(&self, now: u64) -> bool {
         self.asks(|own, page| own.is_called(page, now))
     }
 
-    /// Work stands still, and may wait for what other devices are to launch: until then all may. Returns the call.
+    /// Called if work is stuck and may wait for launches on other devices: allows all of them to launch until `until`.
+    /// Returns the number of the call.
     pub(super) fn call_others(&self, until: u64) -> u64 {
         let Some(page) = self.ledger.page() else { return 0 };
         let call = self.own.call_others(page, until);
@@ -110,35 +110,35 @@ impl Set {
     }
 }
 
-/// What a device's gate knows of it.
+/// A gate's state of collectives.
 #[derive(Default)]
 pub(super) struct Collectives {
-    /// What the device is held together with, once it was.
+    /// The set of devices, once there was one.
     set: OnceLock<Option<Set>>,
-    /// The gate is open only until as many collectives were launched as on the other devices.
+    /// The gate is open only until this device has launched as many collectives as the other devices.
     catching_up: AtomicBool,
-    /// Then, one more may be launched, whatever the numbers say.
+    /// While catching up, one more collective may be launched whatever the counts say.
     one_more: AtomicBool,
-    /// How many have begun in this process's streams, and how many had when the gate was opened to catch up.
+    /// Collectives that have begun in this process's streams: now, and when the gate was opened to catch up.
     begun: AtomicU64,
     begun_before: AtomicU64,
-    /// When it was last presumed to be used together with others.
+    /// When the device was last presumed to be used together with others (ns).
     presumed_at: AtomicU64,
 }
 
 impl Collectives {
-    /// What the device was ever held together with.
+    /// The set of devices that this one was ever used together with.
     pub(super) fn known_set(&self) -> Option<&Set> {
         self.set.get()?.as_ref()
     }
 
-    /// What it is held together with, if it is; as of now.
+    /// The set of devices, if they are used together now.
     pub(super) fn set(&self) -> Option<&Set> {
         let set = self.known_set()?;
         set.asks(Together::holds).then_some(set)
     }
 
-    /// Whether other devices have launched collectives that this one's program has yet to launch.
+    /// Whether other devices have launched collectives that this device's program has yet to launch.
     pub(super) fn are_behind(&self) -> bool {
         self.set().is_some_and(Set::is_behind)
     }
@@ -148,7 +148,7 @@ impl Collectives {
         self.catching_up.load(SeqCst)
     }
 
-    /// Whether the gate was opened to catch up, and streams have.
+    /// Whether the gate was opened to catch up and the streams have caught up.
     pub(super) fn streams_have_caught_up(&self) -> bool {
         let goes_on = || {
             !self.one_more.load(SeqCst) || self.begun.load(SeqCst) != self.begun_before.load(SeqCst)
@@ -156,15 +156,15 @@ impl Collectives {
         self.catch_up() && !self.are_behind() && goes_on()
     }
 
-    /// The gate is closed.
+    /// Called when the gate is closed.
     pub(super) fn closed(&self) {
         self.catching_up.store(false, SeqCst);
     }
 }
 
 impl Gate {
-    /// Opens until as many collectives were launched as on the other devices. If that is so already, the numbers
-    /// do not tell what others wait for, and one more may be launched.
+    /// Opens the gate until this device has launched as many collectives as the others. If it already has, the counts
+    /// do not show what the others wait for, and one more may be launched.
     pub(super) fn open_to_catch_up(&self, lease: Option<u64>) -> bool {
         let own = &self.collectives;
         own.one_more.store(!own.are_behind(), SeqCst);
@@ -173,9 +173,9 @@ impl Gate {
         self.open(lease)
     }
 
-    /// A lease is about to be asked for. Where other devices of the session are used together, this one may be one of
-    /// them: if each got its first lease by itself, two sessions could each hold what the other waits for. A device
-    /// that then launches no collective is not presumed to be one of them for a while.
+    /// Called before a lease is requested. If other devices of the session are used together, this one may belong to
+    /// them: if each got its first lease separately, two sessions could each hold what the other waits for. A device
+    /// that then launches no collective is not presumed to belong for a while.
     pub(super) fn may_be_together(&self) {
         let (own, now) = (&self.collectives, clock::now());
         let last = own.presumed_at.load(Relaxed);
@@ -196,14 +196,14 @@ impl Gate {
         self.ledger().page().map_or(0, |page| page.share_ppm.load(Relaxed))
     }
 
-    /// What is held together with this device, where its streams wait for the gate.
+    /// The set of devices, if this device's streams wait at the gate.
     fn set_of_streams(&self) -> Option<(&Set, &PageLayout)> {
         self.stream_gate()?;
         let set = self.collectives.known_set()?;
         Some((set, set.ledger.page()?))
     }
 
-    /// Tells the other devices how many collectives have begun in streams. To be called by the governor.
+    /// Tells the other devices how many collectives have begun in streams. Called by the governor.
     pub(super) fn tell_collectives(&self) {
         let Some((set, page)) = self.set_of_streams() else { return };
         let more = self.lanes().iter().map(|lane| lane.take_collectives()).sum::<i64>();
@@ -213,14 +213,15 @@ impl Gate {
         }
     }
 
-    /// Tells them that more may begin, for so long or until the gate is closed. Before it is opened.
+    /// Tells the other devices that more collectives may begin until `until`, or until the gate is closed. Called
+    /// before the gate is opened.
     pub(super) fn tell_open(&self, until: u64) {
         if let Some((set, page)) = self.set_of_streams() {
             set.own.is_open(page, until);
         }
     }
 
-    /// Tells them that no more will, and how many have.
+    /// Tells the other devices that no more collectives begin, and how many have begun.
     pub(super) fn tell_closed(&self) {
         self.tell_collectives();
         if let Some((set, page)) = self.set_of_streams() {
@@ -228,8 +229,8 @@ impl Gate {
         }
     }
 
-    /// A thread is about to launch a collective behind the gate in its stream, and its lane has counted it. Returns
-    /// whether its batch is to end with it.
+    /// Called before a collective is launched behind the gate in its stream, after its lane has counted it. Returns
+    /// whether the batch has to end with it.
     pub(super) fn collective_waits_for_gate(&self) -> bool {
         let own = &self.collectives;
         let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return false };
@@ -240,8 +241,8 @@ impl Gate {
         set.own.ends_batch(page, ahead)
     }
 
-    /// A thread is about to launch a collective. `false`: it is not to, because what others wait for has been
-    /// launched, and the gate is closed.
+    /// Called before a collective is launched. `false`: it must wait, because the device has caught up and the gate is
+    /// closed.
     pub(super) fn collective_begins(&self) -> bool {
         let own = &self.collectives;
         let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return true };
@@ -252,7 +253,7 @@ impl Gate {
             set.own.collectives_begin(page, 1);
         }
         if own.catch_up() && !set.own.is_behind(page) {
-            // With this one the device has caught up.
+            // With this collective the device has caught up.
             self.shut();
         }
         goes

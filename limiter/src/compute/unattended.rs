@@ -1,8 +1,8 @@
 //! Launches of a process that is ending.
 //!
-//! Its governor does not enter the driver any more, so nobody opens the gate. Destructors and exit handlers may still
-//! launch, for as long as they like. Each such launch obtains a lease of the session's own account by itself, waits
-//! for its work, and is charged by the clock.
+//! Its governor no longer enters the driver, so nobody opens the gate. Destructors and exit handlers may still launch,
+//! for as long as they like. Each such launch obtains a lease of the session's own account by itself, waits for its
+//! work, and is charged by the clock.
 
 use super::gate::Gate;
 use super::{clock, driver_calls, undisturbing};
@@ -11,18 +11,18 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CuResult, Stream};
 use session::ledger::Turn;
 
-/// How often a launch looks whether it may go on, or is done: at first, and at most.
+/// How often a launch checks whether it may proceed or is done: at first, and later.
 const SHORTEST_NAP_NS: u64 = 30_000;
 const LONGEST_NAP_NS: u64 = 2_000_000;
-/// How long work is waited for: it may wait for what its program does next.
+/// How long to wait for the work, which may itself wait for what its program does next.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
 thread_local! {
-    /// The thread is within such a launch, and the driver has called it back.
+    /// Whether the thread is within such a launch, for calls back from the driver.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// One launch at a time: two would be charged for the same time, and neither for all of it.
+/// Guard of the one launch at a time: two would be charged for the same time, and neither for all of it.
 struct Turnstile<'gate>(&'gate AtomicBool);
 
 impl Drop for Turnstile<'_> {
@@ -36,7 +36,7 @@ fn naps() -> impl Iterator<Item = u64> {
     core::iter::successors(Some(SHORTEST_NAP_NS), |ns| Some((ns * 2).min(LONGEST_NAP_NS)))
 }
 
-/// Waits until no other thread launches; `None`: this thread does.
+/// Waits until no other thread launches; `None`: the calling thread is already within such a launch.
 fn enter(gate: &Gate) -> Option<Turnstile<'_>> {
     let entered = WITHIN.try_with(|within| within.replace(true)).unwrap_or(false);
     if entered {
@@ -52,7 +52,7 @@ fn enter(gate: &Gate) -> Option<Turnstile<'_>> {
     Some(Turnstile(busy))
 }
 
-/// Launches when the session's own account has the time. `call` is called once at most.
+/// Launches when the session's own account has time. `call` is called at most once.
 pub(super) fn launch(gate: &Gate, stream: usize, call: &mut dyn FnMut() -> CuResult) -> CuResult {
     let Some(_alone) = enter(gate) else { return call() };
     let ledger = gate.ledger();
@@ -98,7 +98,7 @@ pub(super) fn launch(gate: &Gate, stream: usize, call: &mut dyn FnMut() -> CuRes
     result
 }
 
-/// The process is about to end. If all of its work is done, its lease ends with it, and it owes nothing more.
+/// Called before the process ends. If all of its work is done, its lease ends now and nothing more is charged.
 pub(crate) fn settle(gate: &Gate) {
     let ledger = gate.ledger();
     let Some(slot) = ledger.own_slot() else { return };
@@ -113,7 +113,7 @@ pub(crate) fn settle(gate: &Gate) {
         let now = clock::now();
         slot.work_was_seen(seen, now, false);
         if let Some(mut opened) = ledger.open() {
-            // By the clock: the governor has told of all before.
+            // Charges by the clock what came after the governor's last report.
             opened.end_lease(ledger.membership().slot(), now, u64::MAX);
         }
     }

@@ -1,14 +1,13 @@
-//! Waits of streams for anything but work of their own device: other devices, words in memory, semaphores,
-//! the host.
+//! Waits of streams for anything but work of their own device: other devices, words in memory, semaphores, the host.
+//! The hooks of such calls report them here.
 //!
-//! A waiting stream keeps no device busy, though its queue looks as if it did. So work in a stream with such
-//! waits is charged by estimates, not by the clock. But the clock sees more than estimates do, and a wait
-//! that delays nothing must not switch it off. So some waits are measured, by an event before and one after,
-//! and stand for the waits since the last measured one. If next to none of the time is spent waiting, the
-//! waits do not count.
+//! A waiting stream does not keep the device busy, although its queue looks full. So work in a stream with such waits
+//! is charged by estimates, not by the clock. But the clock sees more than estimates do, and a wait that delays nothing
+//! must not disable it. So some waits are measured, by an event before and one after, and stand for the waits since the
+//! last measured one. If next to none of the time is spent waiting, the waits do not count.
 //!
-//! A wait for an event does not count as long as only work of the same device can precede the event. The
-//! other stream's work is then counted in its own lane.
+//! A wait for an event does not count as long as only work of the same device can precede the event. The other stream's
+//! work is then counted in its own lane.
 
 use super::fast_path::FAST_PATH;
 use super::work::SPREAD;
@@ -18,33 +17,34 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, Event, Stream};
 
-/// Streams that are told apart. Those that are not count as one.
+/// Streams that are distinguished; streams that share a place count as one.
 const STREAMS: usize = 64;
-/// What is waited is averaged over this time.
+/// The waiting time is averaged over this time.
 const OVER_NS: u64 = 1_000_000_000;
-/// At most so much of it is next to nothing. It is charged as if the device had been busy.
+/// At most this much waiting is ignored, and charged as if the device had been busy.
 const NEXT_TO_NOTHING_NS: u64 = OVER_NS / 16;
-/// From where the average begins: it takes a quarter of the time to come to nothing.
+/// The initial average: it decays below the bound within a quarter of the time.
 const AT_FIRST_NS: u64 = NEXT_TO_NOTHING_NS / 4 * 5;
-/// One in so many is measured.
+/// One in this many waits is measured.
 const MEASURE_EVERY: u64 = 8;
-/// More than a stream takes behind one that is being measured. So many say that nobody can measure them, because
-/// their thread launches nothing itself: they do not count, or whoever wanted to could stop the clock.
+/// Unmeasured waits after which waits no longer count: more than a stream holds behind one that is being measured. So
+/// many occur only if the thread launches nothing itself, so that nothing can be measured; otherwise a program could
+/// disable the clock at will.
 const MOST_UNMEASURED: u64 = 2_048;
 
-/// The waits of a stream. Threads that tell of them at the same time may make one of them go unheard.
+/// The waits of a stream. Concurrent updates may lose one of them.
 pub(super) struct Waits {
-    /// How many were put into it, and how many of them those that were measured stand for.
+    /// Number of waits, and how many of them the measured ones stand for.
     count: AtomicU64,
     measured: AtomicU64,
-    /// Nanoseconds waited, on average over the time, and when that was; zero: never.
+    /// Average waiting time (ns per [`OVER_NS`]), and when it was last updated; 0: never.
     waited_ns: AtomicU64,
     at: AtomicU64,
 }
 
 static WAITS: [CachePadded<Waits>; STREAMS] = [const { CachePadded::new(Waits::new()) }; STREAMS];
 
-/// Those of a stream. A default one's handle means another stream in each context.
+/// The waits of a stream. A default stream's handle means a different stream in each context.
 fn of(stream: usize, context: usize) -> &'static Waits {
     let which = if lane::is_default(stream) { stream ^ context } else { stream };
     &WAITS[(which.wrapping_mul(SPREAD as usize) >> 40) % STREAMS]
@@ -64,27 +64,27 @@ impl Waits {
         self.count.load(Acquire)
     }
 
-    /// Whether the last one is to be measured. In no rhythm: programs whose long waits follow short ones would be
-    /// seen at the same one always.
+    /// Whether the last wait is to be measured. In no fixed rhythm, which might always meet the same wait of a program
+    /// that alternates short and long ones.
     fn is_drawn(&self) -> bool {
         let spread = self.count().wrapping_mul(SPREAD);
         let mixed = (spread ^ spread >> 29).wrapping_mul(SPREAD) >> 32;
         mixed.is_multiple_of(MEASURE_EVERY)
     }
 
-    /// Whether next to nothing is waited, or it cannot be told.
+    /// Whether next to no time is waited, or the waiting cannot be measured.
     pub(super) fn hold_nothing_up(&self) -> bool {
         self.waited_ns.load(Relaxed) < NEXT_TO_NOTHING_NS
             || self.count().saturating_sub(self.measured.load(Relaxed)) > MOST_UNMEASURED
     }
 
-    /// One is about to be measured; tells for how many it will stand.
+    /// Called before a wait is measured; returns the number of waits that it stands for.
     pub(super) fn stand_for(&self) -> u64 {
         let count = self.count();
         count.saturating_sub(self.measured.swap(count, Relaxed)).max(1)
     }
 
-    /// So many waits took so long, by the one of them that was measured.
+    /// Records a measured wait of `ns`, which stands for `stands_for` waits.
     pub(super) fn took(&self, ns: u64, stands_for: u64, now: u64) {
         let before = self.at.swap(now, Relaxed);
         let passed = if before == 0 { 0 } else { now.saturating_sub(before).min(OVER_NS) };
@@ -94,29 +94,29 @@ impl Waits {
     }
 }
 
-/// Runs a call that has a stream wait for something outside of the device.
+/// Runs a call that makes a stream wait for something outside of the device.
 pub(crate) fn wait_outside(
     stream: Stream,
     per_thread: bool,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    // Also what waits for this stream's events does so now.
+    // Streams that wait for this stream's events may now wait for the outside too.
     comes_from_outside();
     wait(stream, per_thread, call)
 }
 
-/// Events may tell of something outside of the device from now on.
+/// From now on, events may stand for something outside of the device.
 pub(crate) fn comes_from_outside() {
     FAST_PATH.note_outside();
 }
 
-/// Whether an event can only be one of work on the one device.
+/// Whether an event can only stand for work of the only device.
 #[inline]
 pub(crate) fn events_are_the_devices_own() -> bool {
     FAST_PATH.has_one_place() && !FAST_PATH.has_outside()
 }
 
-/// Runs a call that has a stream wait for an event.
+/// Runs a call that makes a stream wait for an event.
 pub(crate) fn wait_for_event(
     stream: Stream,
     per_thread: bool,
@@ -135,7 +135,7 @@ fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> Cu
     let context = if lane::is_default(stream) { lane::context_of(stream).unwrap_or(0) } else { 0 };
     let waits = of(stream, context);
     waits.count.fetch_add(1, AcqRel);
-    // Nothing may be recorded into a stream that is being captured, as this call may have it be.
+    // Nothing may be recorded into a stream that is being captured, and this call may start its capture.
     let measured = || !FAST_PATH.has_captures();
     let lane = if waits.is_drawn() && measured() { lane::known(stream) } else { None };
     let started = lane.as_ref().and_then(|lane| lane.start_wait());
@@ -149,10 +149,10 @@ fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> Cu
     result
 }
 
-/// The waits of a lane's stream, as its batches cover them.
+/// The waits of a lane's stream, by the batches that cover them.
 pub(super) struct StreamWaits {
     pub(super) of: &'static Waits,
-    /// How many there were at the end of the last batch that covers one, and its number.
+    /// Number of waits at the end of the last batch that covers one, and that batch's number.
     covered: AtomicU64,
     until: AtomicU64,
 }
@@ -163,15 +163,15 @@ impl StreamWaits {
         Self { of, covered: AtomicU64::new(0), until: AtomicU64::new(0) }
     }
 
-    /// Whether there may have been one in a batch, or later.
+    /// Whether there may have been a wait in batch `number`, or later.
     pub(super) fn are_since(&self, number: u64) -> bool {
         self.of.count() != self.covered.load(Acquire) || self.until.load(Acquire) >= number
     }
 
-    /// A batch covers all that there were, so many. To be called by the lane's thread.
+    /// Records that batch `number` covers the first `count` waits. Called by the lane's thread.
     pub(super) fn are_covered_by(&self, number: u64, count: u64) {
         if count != self.covered.load(Relaxed) {
-            // In this order: who sees the second sees the first.
+            // In this order: a reader that sees the second store sees the first.
             self.until.store(number, Release);
             self.covered.store(count, Release);
         }
@@ -204,7 +204,7 @@ mod tests {
         assert!(after(&waits, 401 * MS, 3_000, MS / 20));
         assert!(!after(&waits, 3_401 * MS, 3_000, MS / 10));
         assert!(after(&waits, 6_401 * MS, 3_000, MS / 50));
-        // One alone, and long.
+        // A single long wait.
         waits.took(100 * MS, 1, 9_402 * MS);
         assert!(!waits.hold_nothing_up());
     }

@@ -1,4 +1,5 @@
-//! Words in host memory that a context sees, each in a cache line of its own. Streams wait for them, and write them.
+//! Words in host memory that a context can access, each in a cache line of its own. Streams wait for them and write
+//! them; `hold` and the lanes take them from here.
 
 use super::driver_calls;
 use crate::per_process::PerProcess;
@@ -8,11 +9,11 @@ use core::sync::atomic::AtomicU32;
 use driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Words of a page.
+/// Words per page.
 const WORDS: usize = 64;
 const LINE: usize = 64;
 
-/// Whether the calling thread's current context can be made to see memory of the host; where the device does then.
+/// Makes host memory visible to the current context; returns its device address.
 pub(super) fn make_visible(host: *mut c_void, bytes: usize) -> Option<DevicePtr> {
     let mut device = 0;
     let visible = driver_calls::mem_host_register(host, bytes, MEMHOSTREGISTER_DEVICEMAP).is_ok()
@@ -20,9 +21,9 @@ pub(super) fn make_visible(host: *mut c_void, bytes: usize) -> Option<DevicePtr>
     visible.then_some(device)
 }
 
-/// A page of words that a context sees.
+/// A page of words, registered with a context.
 struct Words {
-    /// [`NOBODY`]: the context has ended, and its memory's registration with it.
+    /// [`NOBODY`]: the context has ended, and with it the registration of the memory.
     context: usize,
     host: *const u8,
     device: DevicePtr,
@@ -39,10 +40,11 @@ struct Pages(Mutex<Vec<Words>>);
 
 static PAGES: PerProcess<Pages> = PerProcess::new();
 
-/// Green contexts, each with the primary context: what is visible to that is to them, and for as long.
+/// Green contexts with their primary contexts: memory that is visible to the primary context is visible to them, for as
+/// long.
 static GREEN: PerProcess<Mutex<Vec<(usize, usize)>>> = PerProcess::new();
 
-/// In a forked child: nothing is visible to a device.
+/// In a forked child no memory is visible to a device.
 pub(super) fn after_fork() {
     PAGES.forget();
     GREEN.forget();
@@ -52,45 +54,45 @@ fn green() -> MutexGuard<'static, Vec<(usize, usize)>> {
     GREEN.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// There is a green context.
+/// Called after a green context has been made.
 pub(crate) fn green_context_is_made(context: usize, primary: usize) {
     if context != NOBODY && primary != NOBODY {
         green().push((context, primary));
     }
 }
 
-/// The context that memory is made visible to for the sake of this one.
+/// The context with which memory for `context` is registered.
 pub(super) fn seen_by(context: usize) -> usize {
     let known = green().iter().find(|(green, _)| *green == context).map(|(_, primary)| *primary);
     known.unwrap_or(context)
 }
 
-/// A context has ended: its handle may come again.
+/// Called after a context has been destroyed: its handle may be reused.
 pub(super) fn context_ended(context: usize) {
     green().retain(|(green, _)| *green != context);
     PAGES.get().context_ended(context);
 }
 
-/// A word that nobody uses, where the context that is current sees it; it holds any value.
+/// Takes an unused word that the current context can access; it holds any value.
 pub(super) fn take(context: usize) -> Option<(&'static AtomicU32, DevicePtr)> {
     let (pages, context) = (PAGES.get(), seen_by(context));
     if let Some(free) = pages.take(context) {
         return Some(free);
     }
-    // No lock is held across the driver's calls. Two threads at once make two pages, which does no harm.
+    // No lock is held across driver calls. Two threads at once make two pages, which does no harm.
     let host = pages.take_spare().or_else(new_page)?;
     let device = make_visible(host.cast(), WORDS * LINE);
     let mut words = Words { context, host, device: device.unwrap_or(0), taken: 0 };
     let taken = if device.is_some() { words.take() } else { None };
     if taken.is_none() {
-        // Another context may see it.
+        // Let another context use the page.
         words.context = NOBODY;
     }
     pages.pages().push(words);
     taken
 }
 
-/// Gives it back. No stream may wait for it, or be about to write it.
+/// Returns a word. No stream may wait for it, or be about to write it.
 pub(super) fn give_back(word: *const AtomicU32) {
     PAGES.get().give_back(word);
 }
@@ -104,14 +106,14 @@ impl Pages {
         self.pages().iter_mut().filter(|words| words.context == context).find_map(Words::take)
     }
 
-    /// Its words stay until they are given back: a thread may be about to store into one.
+    /// The words stay taken until they are returned: a thread may be about to store into one.
     fn context_ended(&self, context: usize) {
         let mut pages = self.pages();
         let own = pages.iter_mut().filter(|words| words.context == context);
         own.for_each(|words| words.context = NOBODY);
     }
 
-    /// A page of which no word is in use, and that no context sees.
+    /// A page without taken words that is visible to no context.
     fn take_spare(&self) -> Option<*mut u8> {
         let mut pages = self.pages();
         let spare = |words: &Words| words.context == NOBODY && words.taken == 0;
@@ -129,7 +131,8 @@ impl Pages {
     }
 }
 
-/// A new page. Shared, so that a fork does not part the process from what the device sees.
+/// A new page. Shared, so that copy-on-write after a fork does not separate the process from the memory that the device
+/// sees.
 fn new_page() -> Option<*mut u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -161,7 +164,7 @@ mod tests {
         let (word, _) = pages.take(1).unwrap();
         assert!(pages.take(2).is_none() && pages.take_spare().is_none());
         pages.context_ended(1);
-        // Its handle has come again.
+        // The context's handle was reused.
         assert!(pages.take(1).is_none() && pages.take_spare().is_none());
         pages.give_back(word);
         assert_eq!(pages.take_spare(), Some(host));

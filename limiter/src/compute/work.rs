@@ -1,9 +1,9 @@
-//! Work kinds: the properties of a launch that decide how long it takes.
+//! Work kinds: the properties of a launch that determine how long it takes. The hooks make a [`Work`] for each launch.
 
 use core::ffi::c_uint;
 use driver::cuda::{Function, GraphExec};
 
-/// Launches of the same work take about the same time.
+/// The work kind of a launch: launches of one kind take about the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Work(u64);
 
@@ -13,7 +13,7 @@ const fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(SPREAD).rotate_left(29)
 }
 
-/// What a launch is about.
+/// A launch's work kind, and for a kernel the function, grid and block size.
 #[derive(Clone, Copy)]
 pub(crate) struct Launched {
     pub(super) work: Work,
@@ -35,22 +35,22 @@ impl Launched {
         Self { work, kernel: Some((function, grid, block)) }
     }
 
-    /// Of a kernel: its function, and on how many threads it is launched.
+    /// For a kernel: its function, and the number of threads of its grid.
     pub(super) fn function(&self) -> Option<(usize, u64)> {
         let (function, grid, block) = self.kernel?;
         let sizes = grid.into_iter().chain(block);
-        // What is not told counts as one.
+        // Dimensions that are 0 (unknown) count as 1.
         let threads = sizes.fold(1_u64, |product, n| product.saturating_mul(u64::from(n.max(1))));
         Some((function as usize, threads))
     }
 }
 
 impl Work {
-    /// Several transfers or kernels at once, of which nothing is known in common.
+    /// Several transfers or kernels at once, which have no common duration.
     pub(crate) const UNKNOWN: Self = Self(0);
-    /// Whatever is not told apart.
+    /// The shared kind of work that is not distinguished.
     pub(super) const OTHER: Self = Self(2);
-    /// Set where the call may return only when the work is done.
+    /// Bit of calls that may return only when the work is done.
     const MAY_BLOCK: u64 = 1;
 
     /// A kernel on a grid of blocks.
@@ -62,14 +62,14 @@ impl Work {
         Self::launched(mix(hash, pair(grid[2], block[2])))
     }
 
-    /// A graph, as instantiated.
+    /// An instantiated graph.
     #[inline]
     pub(crate) fn graph(graph: GraphExec) -> Self {
         Self::launched(mix(graph as u64, 1))
     }
 
-    /// A copy or fill of so many bytes. `kind` tells the kinds of transfer apart. Sizes that differ by
-    /// less than an eighth count as one, or a program that copies any number of bytes would never be known.
+    /// A copy or fill of `bytes` bytes; `kind` distinguishes kinds of transfers. Sizes within an eighth of each other
+    /// are one kind, or programs with ever-changing sizes would never have estimates.
     #[inline]
     pub(crate) fn transfer(kind: u8, bytes: u64) -> Self {
         let octave = bytes.checked_ilog2().unwrap_or(0);
@@ -77,7 +77,7 @@ impl Work {
         Self(mix(mix(2, u64::from(kind)), size) | Self::MAY_BLOCK)
     }
 
-    /// The same by a call that returns at once, whatever the stream has to do before.
+    /// The same work by a call that returns at once, whatever is queued in the stream.
     #[inline]
     pub(crate) const fn at_once(self) -> Self {
         Self::launched(self.0)
@@ -87,7 +87,7 @@ impl Work {
         Self((hash | 4) & !Self::MAY_BLOCK)
     }
 
-    /// Whether the call may return only when the work is done, as that of a copy.
+    /// Whether the call may return only when the work is done, as for a copy.
     #[inline]
     pub(super) const fn may_block(self) -> bool {
         self.0 & Self::MAY_BLOCK != 0

@@ -9,36 +9,36 @@ use super::POLL_NS;
 use super::tenure::Tenure;
 use limiter_core::{Rest, Used};
 
-/// How often the account is told of work that still runs.
+/// How often the use by work that still runs is reported to the account.
 const TELL_NS: u64 = 10_000_000;
-/// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
-/// thread.
+/// How long work may stand still while a thread waits at the gate, before it is assumed to wait for that thread.
 const STUCK_NS: u64 = 1_000_000_000;
-/// The same for work that has just been seen to wait for that.
+/// [`STUCK_NS`] for work that was recently found to wait for its program.
 const STUCK_AGAIN_NS: u64 = 50_000_000;
-/// How long the gate is then opened at most.
+/// How long the gate is then opened.
 const GLIMPSE_NS: u64 = 5_000_000;
-/// The same, while the program goes on launching what has to wait.
+/// The longest time for which the gate is then opened, while the program continues to launch into waiting streams.
 const LONGEST_GLIMPSE_NS: u64 = 100_000_000;
-/// How long others are called to launch what work waits for. One that asks the daemon looks once in 15 ms.
+/// How long other devices are called to launch what this device's work waits for. A governor that asks the daemon
+/// checks every 15 ms.
 const CALL_NS: u64 = 20_000_000;
-/// So long before its work will be done the daemon is told that a lease is over: the next holder's first
-/// launch takes at least as long to come.
+/// How long before the work will be done the daemon is told that the lease is over: the next holder's first launch
+/// takes at least as long to arrive.
 const HANDOVER_NS: u64 = 300_000;
-/// The same between gates in streams: so long it takes until the next gate is open. The device goes on with what runs
-/// until that is done, or for its time slice (2 ms).
+/// [`HANDOVER_NS`] between gates in streams: the time until the next gate is open. The device continues the running
+/// work until it is done, or until the end of its time slice (2 ms).
 const STREAM_HANDOVER_NS: u64 = 120_000;
-/// Work between gates in streams that is done so much later than expected was another than it was taken for.
+/// If work between gates in streams ends this much later than expected, it was not the expected work.
 const LATE_NS: u64 = 500_000;
 
-/// What one lease's end teaches for the next one's. Leases are given up when the last work is about to be
-/// done, by what is known of it.
+/// What the end of one lease teaches for the next ones. Leases are given up when the last work is expected to be almost
+/// done.
 pub(super) struct Handover {
-    /// Work was last seen to wait for what its program would launch next.
+    /// Whether work was last seen to wait for its program's next launches.
     dependent: bool,
-    /// When the last one's should have been.
+    /// When the last lease's work should have been done (ns).
     ended: Option<u64>,
-    /// After one that was given up far too early.
+    /// No lease is given up early during this rest, which follows one that was given up far too early.
     rest: Rest,
 }
 
@@ -49,8 +49,8 @@ impl Default for Handover {
 }
 
 impl Handover {
-    /// Looks, once, whether the work of the last lease is still not done although it should be: then it was
-    /// another than it was taken for, and for a while nothing is given up early.
+    /// Checks once whether the last lease's work is still not done although it should be. Then it was not the expected
+    /// work, and no lease is given up early for a while.
     pub(super) fn check_for_left_work(&mut self, gate: &Gate) -> bool {
         let now = clock::now();
         let Some(at) = self.ended.take() else { return false };
@@ -63,26 +63,26 @@ impl Handover {
     }
 }
 
-/// The end of a lease while it lasts.
+/// The state of a drain.
 #[derive(Default)]
 struct Ending {
-    /// When the gate was closed.
+    /// When the gate was closed (ns).
     begun: u64,
-    /// What had been done when something was last seen to be, and since when that has been so.
+    /// The progress when work was last seen to be done, and since when it has not changed.
     done: u64,
     since: u64,
-    /// How long work may stand still.
+    /// How long work may stand still (ns).
     patience: u64,
     was_stuck: bool,
-    /// When all should be done; `None`: not known.
+    /// When all work should be done (ns); `None`: unknown.
     done_at: Option<u64>,
-    /// When it should have been when the daemon was told so.
+    /// The `done_at` with which the daemon was told that the lease is over.
     told_early: Option<u64>,
     /// When the account was last told, and whether all of the work may only have waited at some moment since then.
     /// Nobody sees for how much of the time.
     told: u64,
     waited: bool,
-    /// When others were last called, and by which call.
+    /// When other devices were last called, and by which call.
     called: u64,
     call: u64,
 }
@@ -90,12 +90,12 @@ struct Ending {
 impl Tenure {
     /// Waits until the work launched under the lease is done.
     ///
-    /// Work may wait for work that its program is about to launch (a stream that waits for a value, a
-    /// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
-    /// opened for a moment. The time goes on being charged.
+    /// Work may wait for work that its program is about to launch (a stream that waits for a value, a kernel that waits
+    /// for another). So if nothing progresses while a thread waits at the gate, the gate is opened for a moment. That
+    /// time is charged too.
     ///
-    /// It may also wait for what is held in another stream, and its mark may come behind that. So where work is held,
-    /// a lease ends by the clock.
+    /// Work may also wait for work that is held in another stream, and its mark may be queued behind that. So while
+    /// work is held, a lease ends by the clock.
     pub(super) fn drain(&mut self, account: &mut Account, handover: &mut Handover) {
         let gate = self.gate;
         let lanes = gate.lanes();
@@ -114,15 +114,14 @@ impl Tenure {
         let mut was_launching = true;
         let mut unfinished_at = begun;
         let is_drained = loop {
-            // A thread that was on its way when the gate closed may have made a lane since: look each
-            // time.
+            // A thread that was on its way when the gate closed may have made a lane since.
             let lanes = gate.lanes();
-            // First: it may close the gate, and what passed before that is to be looked at.
+            // First, because it may close the gate, and work that passed before has to be seen below.
             let goes_on = self.catches_up(begun) || self.others_may_begin(begun);
             if is_all_done(gate, &lanes) && !goes_on {
                 break true;
             }
-            // What is launched now is limited by nothing, and marks come behind it.
+            // Without a limit the program launches freely, and marks are queued behind those launches.
             if !gate.is_active() {
                 break false;
             }
@@ -132,7 +131,7 @@ impl Tenure {
             let now = clock::now();
             lanes.release_overdue(now);
             if was_launching && !lanes.are_launching() {
-                // Until now there may have been nothing to be done.
+                // Until now the device may have had nothing to do.
                 was_launching = false;
                 self.look(now, None);
             }
@@ -148,7 +147,7 @@ impl Tenure {
             }
         };
         self.tell_end_of_drain(&end, handover);
-        // Work that waited for its program tells nothing of how long it takes.
+        // Work that waited for its program says nothing about durations.
         if let Some(expected_ns) = expected_ns.filter(|_| !end.was_stuck && !gate.is_shared()) {
             gate.took_at_least(expected_ns, clock::now().saturating_sub(begun));
         }
@@ -157,7 +156,7 @@ impl Tenure {
         self.remove_abandoned();
     }
 
-    /// Counts the time since the account was last told. `unfinished_at`: when something was last seen not to be done.
+    /// Charges the time since the account was last told. `unfinished_at`: when work was last seen not to be done.
     fn charge_the_rest(&mut self, end: &Ending, is_drained: bool, unfinished_at: u64) {
         let (gate, now) = (self.gate, clock::now());
         tracing::trace!(
@@ -167,7 +166,7 @@ impl Tenure {
             now.saturating_sub(unfinished_at) / 1_000
         );
         if is_drained {
-            // At some time between the last two looks, and they may be far apart on a busy machine.
+            // At some time between the last two checks, which may be far apart on a busy machine.
             let done_at = unfinished_at.midpoint(now);
             self.measure(done_at, (!end.waited && !end.was_stuck).then_some(0));
             self.look_at_the_rest(done_at, end.waited);
@@ -212,14 +211,14 @@ impl Tenure {
             tracing::debug!("device {uuid}: work stands still at a closed gate: {lanes:?}");
             handover.dependent = self.glimpse(done);
             end.since = clock::now();
-            // Longer each time, so that it outgrows kernels that only take long.
+            // Longer each time, so that it outgrows kernels that merely take long.
             let longer = end.patience.saturating_mul(2);
             end.patience = if handover.dependent { STUCK_AGAIN_NS } else { longer };
         }
         false
     }
 
-    /// When everything launched will be done, if something has just been seen to be; `None`: not known, or not soon.
+    /// When everything launched will be done, if progress has just been seen; `None`: unknown, or not soon.
     fn expected_end(&mut self, now: u64, lanes: &LaneList, handover: &Handover) -> Option<u64> {
         const SOON_NS: u64 = 5_000_000;
         let gate = self.gate;
@@ -233,7 +232,7 @@ impl Tenure {
         if lanes.may_wait() {
             return None;
         }
-        // The batch that runs began when the one before it was done.
+        // The running batch began when the previous one was done.
         lanes.begun_takes_ns(gate).map(|ns| self.see_progress(now).1.saturating_add(ns))
     }
 
@@ -250,12 +249,12 @@ impl Tenure {
         let in_stream = self.gate.stream_gate();
         let early_ns = if in_stream.is_some() { STREAM_HANDOVER_NS } else { HANDOVER_NS };
         let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
-        // Whoever holds a stream back has to be looked after.
+        // The governor has to release held streams, so it must not leave.
         let ends = end.done_at.filter(soon).filter(|_| !goes_on && !lanes.hold_back());
         let Some(at) = ends else { return false };
         let Some((stream_gate, lease)) = in_stream.zip(self.holding.lease.id) else {
             handover.ended = Some(at);
-            // What is left is paid for now.
+            // Charge the rest of the work now.
             self.holding.used += Used::busy(at.saturating_sub(now));
             return true;
         };
@@ -266,10 +265,10 @@ impl Tenure {
         false
     }
 
-    /// Closes what was opened meanwhile, and tells the daemon and other devices that the lease is over.
+    /// Closes the gate if it was opened meanwhile, and tells the daemon and the other devices that the lease is over.
     fn tell_end_of_drain(&self, end: &Ending, handover: &Handover) {
         let gate = self.gate;
-        // It was to catch up, and is not over for that: limits may have been taken away, and come back.
+        // Opened to catch up, and left open because the limit was removed and set again.
         if gate.lease().is_some() {
             gate.close();
         }
@@ -284,15 +283,15 @@ impl Tenure {
         }
     }
 
-    /// Whether the gate was opened to catch up, and closed when that was done, or may be.
+    /// Whether the gate was opened to catch up, and has been closed, or may be.
     pub(super) fn has_caught_up(&self) -> bool {
         let own = &self.gate.collectives;
         let have_streams = || self.gate.stream_gate().is_some() && own.streams_have_caught_up();
         own.catch_up() && (self.gate.lease().is_none() || have_streams())
     }
 
-    /// Whether, after the end of the lease at `since`, other devices may begin collectives that this one is to begin
-    /// as well. Once they do no more, they see this one's.
+    /// Whether, after the end of the lease at `since`, other devices may begin collectives that this device also has to
+    /// begin. Once those begin no more, they see the collectives of this device.
     fn others_may_begin(&self, since: u64) -> bool {
         let (gate, now) = (self.gate, clock::now());
         let Some(closed_at) = gate.stream_closed_at() else { return false };
@@ -300,7 +299,7 @@ impl Tenure {
         if now.saturating_sub(since) >= CATCH_UP_NS {
             return false;
         }
-        // A stream may have passed the gate in the last moment, and not have said so.
+        // A stream may have passed the gate at the last moment without having written that yet.
         if now.saturating_sub(closed_at) < POLL_NS || gate.lanes().are_launching() {
             return true;
         }
@@ -308,15 +307,15 @@ impl Tenure {
         set.others_are_open()
     }
 
-    /// Whether what has begun may wait for other devices that are still to begin it.
+    /// Whether the work that has begun may wait for other devices that have yet to begin it.
     fn is_uneven(&self, since: u64) -> bool {
         let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
         let uneven = |set: &Set| set.others_are_open() || !set.is_even();
         in_time && self.gate.collectives.set().is_some_and(uneven)
     }
 
-    /// Keeps the gate open, after the end of the lease at `since`, while other devices have launched collectives
-    /// that this one's program has yet to launch. Without them they would not get done.
+    /// Keeps the gate open after the end of the lease at `since`, while other devices have launched collectives that
+    /// this device's program has yet to launch; otherwise those would not finish.
     fn catches_up(&self, since: u64) -> bool {
         let gate = self.gate;
         let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
@@ -324,7 +323,7 @@ impl Tenure {
         let behind = in_time && gate.collectives.are_behind();
         if behind && gate.lease().is_none() {
             gate.tell_open(since.saturating_add(CATCH_UP_NS));
-            // Also where the daemon has ended the lease early.
+            // Even if the daemon has ended the lease early.
             let _ = gate.open_to_catch_up(None);
         } else if !behind && gate.collectives.catch_up() {
             gate.close();
@@ -332,8 +331,8 @@ impl Tenure {
         behind
     }
 
-    /// How long work may stand still. If it may wait for more, as long as a launch waits at an open gate; not long, if
-    /// it has done so lately, or for work that is held.
+    /// How long work may stand still (ns): if it may wait for further launches, as long as a launch waits at an open
+    /// gate; only briefly if it recently did so, or if it may wait for held work.
     fn patience(&self, usual: u64, lanes: &LaneList) -> u64 {
         let usual = if self.unknown_may_wait(lanes) { usual.min(GLIMPSE_NS) } else { usual };
         if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
@@ -345,16 +344,17 @@ impl Tenure {
         self.gate.seen.stall.patience(clock::now(), usual, outstanding)
     }
 
-    /// Whether work of unknown length is under way, and may wait for what is held: the driver may have put it behind
-    /// that. When it will be done cannot be told. Of devices that are used together it rather waits for another one.
+    /// Whether work of unknown duration is under way that the driver may have queued behind held work. When it will be
+    /// done is unknown. Work of devices that are used together rather waits for another device.
     fn unknown_may_wait(&self, lanes: &LaneList) -> bool {
         self.gate.collectives.set().is_none()
             && lanes.begun_takes_ns(self.gate).is_none()
             && self.gate.holds_work()
     }
 
-    /// Opens the gate until more has been done than before, or for a moment; tells which. Launches into streams that
-    /// wait make the moment longer, and work of unknown length that may wait for what is held.
+    /// Opens the gate until there is progress, for at most a moment; returns whether there was any. The moment is
+    /// longer while the program launches into waiting streams, and for work of unknown duration that may wait for held
+    /// work.
     fn glimpse(&self, before: u64) -> bool {
         let gate = self.gate;
         let begun = clock::now();
@@ -392,7 +392,7 @@ impl Tenure {
     }
 }
 
-/// Whether all that has passed the gate is done, as far as can be asked.
+/// Whether all work that has passed the gate is known to be done.
 fn is_all_done(gate: &Gate, lanes: &LaneList) -> bool {
     match gate.inside(lanes) {
         Some(_inside) => lanes.are_drained(gate),
@@ -405,8 +405,8 @@ fn is_all_done(gate: &Gate, lanes: &LaneList) -> bool {
     }
 }
 
-/// Whether what has begun should have been done after so long without progress. Then it waits for what is held in
-/// another stream: it needs no time until the gate opens again.
+/// Whether the work that has begun should have been done, after `still_ns` without progress. Then it waits for work
+/// that is held in another stream, and needs no time until the gate opens again.
 fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
     // Devices that are held together wait for each other all the time.
     let least_ns = if gate.collectives.set().is_some() { 600_000 } else { 20_000_000 };

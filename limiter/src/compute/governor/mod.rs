@@ -1,4 +1,5 @@
-//! The governor: a thread that obtains leases for a device and opens and closes its gate.
+//! The governor: a thread that obtains leases for a device, and opens and closes its gate. Started by the first launch
+//! that waits.
 
 mod drain;
 mod tenure;
@@ -13,19 +14,22 @@ use limiter_core::{Lease, LeaseUtilization, Neighbours};
 use std::io;
 use tenure::Tenure;
 
-/// How often it looks whether something has happened, once the gate is closed.
+/// How often the governor checks for changes while the gate is closed.
 const POLL_NS: u64 = 30_000;
 
 /// Starts the governor of a device.
+///
+/// # Errors
+/// If the thread cannot be started.
 pub(super) fn start(gate: &'static Gate) -> io::Result<()> {
     gate.of.guard.start("sluice-governor", move || govern(gate))
 }
 
 fn govern(gate: &'static Gate) {
-    // Short sleeps should be short; this thread makes few.
+    // Make short sleeps accurate; this thread makes few.
     // SAFETY: concerns the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize) };
-    // This thread asks about events while other threads may be capturing.
+    // This thread queries events while other threads may be capturing.
     driver_calls::never_disturb();
     let mut account = Account::new(gate);
     let mut utilization = LeaseUtilization::default();
@@ -41,7 +45,7 @@ fn govern(gate: &'static Gate) {
             gate.demand.sleep_unless(|| gate.is_wanted(), rings);
         }
         gate.leave_streams();
-        // Where the daemon opens the gate, work begins before its answer comes.
+        // If the daemon opens the gate, work begins before its answer arrives.
         let before = gate.stream_gate().map(|_| gate.look(clock::now(), |totals| totals));
         let asked = clock::now();
         let lease = account.begin();

@@ -1,4 +1,4 @@
-//! The time from the opening of the gate until all work is done.
+//! A lease in use: from the opening of the gate until all work is done. The governor makes one [`Tenure`] per lease.
 
 use super::super::account::Account;
 use super::super::clock;
@@ -10,26 +10,26 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use limiter_core::{Lease, LeaseUtilization, Neighbours, Tenure as Holding, Totals, Usage};
 
-/// How often it looks after the budget while threads wait for it.
+/// How often the budget is checked while threads wait for it.
 const BUDGET_NS: u64 = 300_000;
-/// So long before a lease between gates in streams ends its progress is watched, and how often: what then runs ends by
-/// a known time after the batch before it.
+/// With gates in streams: how long before the end of a lease progress is watched, and how often. The last batch then
+/// ends at a known time after the one before it.
 const SEE_PROGRESS_NS: u64 = 2_000_000;
 const PROGRESS_NS: u64 = 100_000;
-/// For how long a gate in streams is open at least: a device may come late to see that it is.
+/// The shortest time that a gate in streams is open: a device may be late to see that it is.
 const LEAST_OPEN_NS: u64 = 500_000;
 
-/// See the module.
+/// The use of one lease.
 pub(super) struct Tenure {
     pub(super) gate: &'static Gate,
     pub(super) holding: Holding,
-    /// The estimated time of what had been done before it began.
+    /// Estimated nanoseconds of the work that was done before the lease began.
     done_before_ns: u64,
-    /// What was done when launches were last measured, and when that was.
+    /// The last measurement of launch durations.
     measured: Option<Measured>,
-    /// The changes of the session's limits that the lease knows of.
+    /// The count of limit changes that the lease reflects.
     changes: u32,
-    /// What had been done when something was last seen to be, and when that was.
+    /// The progress when work was last seen to be done, and when that was.
     progressed: (u64, u64),
 }
 
@@ -39,12 +39,12 @@ struct Measured {
     at: u64,
     launches: u64,
     estimated_ns: u64,
-    /// Ever since there was work.
+    /// Whether there has always been work since then.
     busy: bool,
 }
 
 impl Tenure {
-    /// `before`: what had been launched when the lease was asked for. `left`: work of the lease before is not done.
+    /// `before`: what had been launched when the lease was requested. `left`: work of the previous lease is not done.
     pub(super) fn new(
         gate: &'static Gate,
         lease: Lease,
@@ -71,23 +71,25 @@ impl Tenure {
         }
     }
 
-    /// For whoever looks for what a program is charged.
+    /// Traces what the program is charged.
     pub(super) fn tell_use(&self, when: &str) {
         tracing::trace!("device {}: {:?}{when}", self.gate.ledger().uuid(), self.holding.used);
     }
 
-    /// Since when some lane has had work under way all the time. Each is asked, so that each one's progress is seen.
+    /// Since when some lane has always had work under way. Queries every lane, so that the progress of each is
+    /// recorded.
     pub(super) fn busy_since(&self, lanes: &LaneList) -> Option<u64> {
-        // Each is asked: the least of them needs all.
+        // Query every lane: the minimum needs all of them.
         let governors = self.gate.governors();
         lanes.iter().filter_map(|lane| lane.busy_since(governors, self.holding.usage.at())).min()
     }
 
-    /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
-    /// others it may be theirs, and together with other devices work waits for those.
+    /// Measures how long launches take, before this check is counted. `busy_since`: since when there always was work.
+    /// Not measured beside other sessions, whose time it may be, nor on devices that are used together, which wait for
+    /// each other.
     pub(super) fn measure(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
-        // Short leases of gates in streams have no more, and batches there tell exactly.
+        // Short leases of gates in streams have no more, and batches there are exact.
         let least_ns = if gate.stream_gate().is_some() { 1_000_000 } else { 3_000_000 };
         let (launches, estimated_ns) = gate.lanes().done_launches();
         let begins = Measured { at: now, launches, estimated_ns, busy: true };
@@ -95,7 +97,7 @@ impl Tenure {
         let apart = !gate.is_shared() && gate.collectives.set().is_none();
         since.busy &= apart && busy_since.is_some_and(|since| since <= self.holding.usage.at());
         let ns = now.saturating_sub(since.at);
-        // Where a lane is gone its launches are as well.
+        // Launches of removed lanes are missing from the sums.
         let done =
             (launches.checked_sub(since.launches), estimated_ns.checked_sub(since.estimated_ns));
         let (Some(launches), Some(estimated_ns)) = done else {
@@ -108,16 +110,16 @@ impl Tenure {
         }
     }
 
-    /// Counts the time since the last look; `busy_since`: so long there always was work.
+    /// Counts the time since the last check. `busy_since`: since when there always was work.
     pub(super) fn look(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
-        // Nobody else can use the device meanwhile.
+        // No other session can use the device during a stall.
         let stalls = gate.seen.stall.lasts(|| gate.lanes().progress());
         let busy_since = if stalls { Some(0) } else { busy_since };
         gate.look(now, |totals| self.holding.look(now, totals, busy_since));
     }
 
-    /// The same while what is left is being done; `waits`: all of it may have been waiting.
+    /// Counts the time since the last check during a drain. `waits`: all of the work may have been waiting.
     pub(super) fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
         let waits = waits && !gate.seen.stall.lasts(|| gate.lanes().progress());
@@ -125,7 +127,7 @@ impl Tenure {
         gate.look(now, |totals| self.holding.look_at_the_rest(now, totals, waits, shared));
     }
 
-    /// Keeps the gate open until the lease ends or the program has stopped using it.
+    /// Keeps the gate open until the lease ends or the program no longer uses it.
     pub(super) fn hold(
         &mut self,
         account: &mut Account,
@@ -139,7 +141,7 @@ impl Tenure {
             }
             self.sleep(self.next_look(now));
             let now = clock::now();
-            // What a program does while nothing limits it is no use of a lease.
+            // Use without a limit is not charged to a lease.
             if self.is_stopped() || self.has_caught_up() || !self.gate.is_active() {
                 return;
             }
@@ -147,7 +149,7 @@ impl Tenure {
             self.gate.tell_collectives();
             lanes.release_overdue(now);
             let Some(inside) = self.gate.inside(&lanes) else {
-                // A sample is being taken. It is short.
+                // A sample is being taken, which is short.
                 clock::sleep(POLL_NS);
                 continue;
             };
@@ -165,7 +167,7 @@ impl Tenure {
                     gate.block().goes_on();
                 }
                 for lane in lanes.iter() {
-                    // Beside another session work may be waiting for that one's.
+                    // Beside another session, work may be waiting for that session's work.
                     if shared { lane.probes.looks.forget_all() } else { lane.ask() }
                 }
             } else if lanes.are_drained(self.gate) {
@@ -177,7 +179,7 @@ impl Tenure {
                 }
             }
             drop(inside);
-            // Under other limits it may be too long.
+            // Under other limits the lease may be too long.
             let changed = core::mem::replace(&mut self.changes, limit_changes(self.gate));
             let changed = changed != self.changes && self.holding.lease.id.is_none();
             if changed || self.holding.is_to_be_renewed(now) {
@@ -204,32 +206,33 @@ impl Tenure {
         self.gate.tenure.shared.store(shared, Ordering::Relaxed);
     }
 
-    /// The lease has not been used for so long: whether it is kept all the same, because nobody else waits for it. Says so
-    /// to the daemon, unless something has been launched meanwhile: since there was so much activity.
+    /// Called when the lease has not been used for `idle_ns`: whether it is kept because no other session waits. Tells
+    /// the daemon so, unless something was launched since the activity was `before`.
     fn keeps(&mut self, lanes: &LaneList, before: u64, idle_ns: u64, was_kept: bool) -> bool {
         let Some(gate) = self.gate.stream_gate() else { return false };
         let is_kept = self.holding.keeps(idle_ns, was_kept, self.may_be_kept());
         let Some(lease) = self.holding.lease.id.filter(|_| is_kept) else { return false };
         if !was_kept {
-            // The next launch takes note of it.
+            // The next launch sees the request.
             lanes.iter().for_each(|lane| lane.ask());
         }
         gate.block().rests(lease);
-        // A launch that does not see that yet is seen here.
+        // A launch that does not see this yet is seen here.
         if lanes.activity() != before || !lanes.are_drained(self.gate) {
             gate.block().goes_on();
         }
         true
     }
 
-    /// Whether nobody else waits for the lease.
+    /// Whether no other session waits for the lease.
     fn may_be_kept(&self) -> bool {
         let gate = self.gate.stream_gate();
         self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.block().may_keep(lease))
     }
 
-    /// Tells how much may be launched ahead: what the lease has left, if all of it is this process's (a sibling uses
-    /// the same lease's time), and no more than twice what has been done under it. The estimates may be wrong.
+    /// Publishes how much may be launched ahead: the time that the lease has left if it is this process's alone (other
+    /// processes of the session use the same lease), and at most twice what has been done under it, because estimates
+    /// may be wrong.
     pub(super) fn tell_end(&self, now: u64) {
         let gate = self.gate;
         let apart = !gate.ledger().is_used_by_siblings(now);
@@ -239,8 +242,8 @@ impl Tenure {
         gate.tenure.end.store(if apart { end } else { now }, Ordering::Relaxed);
     }
 
-    /// Keeps streams, and threads that wait, from never going on because each lease is over before they have seen that
-    /// the gate is open. `before`: what had begun before it was opened.
+    /// Keeps the gate open until something has begun, so that streams and waiting threads are not starved by leases
+    /// that end before they see the open gate. `before`: what had begun before the gate was opened.
     pub(super) fn let_something_begin(&self, before: u64) {
         let gate = self.gate;
         let until = clock::now().saturating_add(LEAST_OPEN_NS);
@@ -260,8 +263,8 @@ impl Tenure {
         self.holding.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.block().is_stopped(lease))
     }
 
-    /// Sleeps until a moment, or until the lease is ended early. While threads wait for what others have taken of the
-    /// budget, sees to it that what is done is given back.
+    /// Sleeps until `until`, or until the lease is ended early. While threads wait for the budget, returns what is done
+    /// to it.
     fn sleep(&mut self, until: u64) {
         let gate = self.gate;
         loop {
@@ -297,7 +300,7 @@ impl Tenure {
         }
     }
 
-    /// Remembers when something was last seen to be done. Returns the number, and when that was.
+    /// Records when work was last seen to be done; returns the progress and that time.
     pub(super) fn see_progress(&mut self, now: u64) -> (u64, u64) {
         let done = self.gate.lanes().progress();
         if done != self.progressed.0 {
@@ -306,7 +309,7 @@ impl Tenure {
         self.progressed
     }
 
-    /// When the governor looks again.
+    /// When the governor checks again (ns).
     fn next_look(&self, now: u64) -> u64 {
         let in_stream = self.gate.stream_gate().is_some();
         if in_stream && self.gate.collectives.catch_up() {
@@ -316,7 +319,7 @@ impl Tenure {
         }
     }
 
-    /// What lanes have taken of the budget and do not need is given back.
+    /// Returns what lanes have taken of the budget and do not need.
     pub(super) fn give_back_unneeded(&self) {
         let gate = self.gate;
         let lanes = gate.lanes();
@@ -325,7 +328,7 @@ impl Tenure {
         lanes.iter().for_each(|lane| lane.give_back_unneeded(gate));
     }
 
-    /// Gives back the events of lanes whose threads have ended and whose work is done.
+    /// Destroys the events of lanes whose threads have ended and whose work is done.
     pub(super) fn remove_abandoned(&self) {
         let gate = self.gate;
         let lanes = gate.lanes();

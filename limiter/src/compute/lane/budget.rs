@@ -1,4 +1,4 @@
-//! What a lane takes of the process's budget, and gives back.
+//! What a lane takes of the process's budget ([`super::super::budget`]), and returns.
 
 use super::super::budget::{Budget, PAIR_NS, UNKNOWN_NS};
 use super::super::{Gate, clock, within};
@@ -6,15 +6,15 @@ use super::{Lane, MOST_ENTRIES};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use limiter_core::tuning::LEAST_OUTSTANDING_NS;
 
-/// How long a thread sleeps before it looks again: while its own work is under way, and while only others' is, which
-/// others and the governor look after.
+/// How long a thread sleeps between checks: while its own work is under way, and while only other threads' work is,
+/// which those threads and the governor check.
 const SHORTEST_NAP_NS: u64 = 30_000;
 const LONGEST_NAP_NS: u64 = 2_000_000;
 const OTHERS_NAP_NS: u64 = 50_000_000;
-/// The same, where one thread looks after the others' for all.
+/// [`OTHERS_NAP_NS`] of the one thread that checks the others' work.
 const HELPERS_NAP_NS: u64 = 100_000;
 
-/// Since when a launch waits and nothing was seen to be done, and a number that changes when something is.
+/// How long a launch has waited without progress: since when (ns), and a number that changes with progress.
 #[derive(Default)]
 pub(in crate::compute) struct Patience {
     since: u64,
@@ -29,7 +29,7 @@ impl Patience {
     }
 }
 
-/// Sees what is done of others' work.
+/// Records progress of other lanes, and returns what they no longer need.
 fn help(gate: &Gate) {
     let Some(_pin) = gate.governors().try_enter() else { return };
     for lane in gate.lanes().iter().filter(|lane| lane.taken.is_any()) {
@@ -38,8 +38,8 @@ fn help(gate: &Gate) {
 }
 
 impl Lane {
-    /// Takes what a launch of some estimated nanoseconds needs, unless the lane has it already; `None`: not known.
-    /// `false`: too much is outstanding. To be called by the lane's thread.
+    /// Takes budget for a launch of `ns` estimated nanoseconds (`None`: unknown), unless the lane already has enough.
+    /// `false`: too much is outstanding. Called by the lane's thread.
     pub(in crate::compute) fn take(&self, ns: Option<u64>, gate: &Gate) -> bool {
         let launched = self.count.launched_ns.load(Relaxed);
         let most = self.count.most_ns.load(Relaxed);
@@ -49,14 +49,14 @@ impl Lane {
         let budget = &gate.budget;
         self.see_progress();
         let room = gate.room_ns(clock::now());
-        // One launch may be queued behind another, or the device would idle between long ones.
+        // One launch may be queued behind another, or the device would be idle between long ones.
         let room = if self.under_way() <= 1 { room.max(PAIR_NS) } else { room };
         let piece = self.piece(ns.unwrap_or(0), room, budget);
         let stalled = self.is_stalled(gate);
         if !stalled && !self.has_place(1) {
             return false;
         }
-        // What waits for something outside of the device does not keep it busy.
+        // Work that waits for something outside of the device does not keep it busy.
         if stalled || self.may_wait() {
             if !stalled && self.outstanding_ns() >= room.min(PAIR_NS) {
                 return false;
@@ -73,20 +73,19 @@ impl Lane {
         true
     }
 
-    /// Whether so many more launches may be outstanding.
+    /// Whether `launches` more may be outstanding.
     pub(super) fn has_place(&self, launches: u32) -> bool {
         self.under_way() + u64::from(launches) <= MOST_ENTRIES
     }
 
-    /// What the lane takes at once for launches like one of so many nanoseconds. A new lane, or one of long
-    /// launches, has batches of one.
+    /// What the lane takes at once for a launch of `ns` nanoseconds. New lanes, and lanes of long launches, have
+    /// batches of one.
     fn piece(&self, ns: u64, room: u64, budget: &Budget) -> u64 {
         if self.pace.batch() > 1 { budget.piece(room).max(ns) } else { ns }
     }
 
-    /// Waits until there may be room. If nothing was done for long, there is: what is outstanding may wait for what
-    /// comes next. `rings`: how often something had been given back before the thread tried. To be called by the
-    /// lane's thread.
+    /// Waits until there may be room. Without progress for long, stops waiting, because outstanding work may wait for
+    /// what follows. `rings`: [`Budget::rings`] before the thread tried. Called by the lane's thread.
     pub(in crate::compute) fn wait_for_room(
         &self,
         gate: &Gate,
@@ -147,7 +146,7 @@ impl Lane {
         }
     }
 
-    /// What is done needs nothing of the budget any more. To be called by the lane's thread.
+    /// Returns the budget of work that is done. Called by the lane's thread.
     pub(super) fn keep_needed(&self, budget: &Budget) {
         budget.keep(&self.taken, self.needed_ns());
     }
@@ -163,14 +162,13 @@ impl Lane {
         self.calls.unknown_until.load(Acquire) > self.batches.done()
     }
 
-    /// Takes no further launch into account.
+    /// Returns all of the lane's budget; its next launch takes some anew.
     pub(in crate::compute) fn give_all_back(&self, budget: &Budget) {
         self.count.most_ns.store(0, Relaxed);
         budget.keep(&self.taken, 0);
     }
 
-    /// Gives back what is not needed any more, also where the thread is busy elsewhere. To be called by the
-    /// governor, pinned.
+    /// Returns unneeded budget, even if the thread is busy elsewhere. Called by the governor, pinned.
     pub(in crate::compute) fn give_back_unneeded(&self, gate: &Gate) {
         let budget = &gate.budget;
         if !self.taken.is_any() {
@@ -180,7 +178,7 @@ impl Lane {
         if self.probes.idle_since.swap(activity, Relaxed) == activity {
             let had = self.taken.ns();
             if !self.is_launching() {
-                // It may go on at any moment, and then takes a piece anew.
+                // The thread may continue at any moment, and then takes a new piece.
                 self.count.most_ns.store(0, Relaxed);
                 if self.is_drained(gate) && self.activity() == activity {
                     budget.keep_of(&self.taken, had, 0);
@@ -191,12 +189,12 @@ impl Lane {
         self.give_back_done(budget);
     }
 
-    /// Gives back what is seen to be done. To be called by any thread, pinned.
+    /// Returns the budget of work that is known to be done. Called by any thread, pinned.
     fn give_back_done(&self, budget: &Budget) {
         if !self.life.is_lost() {
             let _ = within(self.context, || self.see_progress());
         }
-        // Before it is looked at whether the thread is about to launch: it takes more after it has said so.
+        // Read before checking whether the thread launches: a thread takes more only after it has announced its launch.
         let had = self.taken.ns();
         if !self.is_launching() {
             budget.keep_of(&self.taken, had, self.needed_ns());

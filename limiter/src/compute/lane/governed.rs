@@ -1,4 +1,5 @@
-//! A lane as the governor sees it: how much has been launched, and whether it is done.
+//! A lane as the governor sees it: how much has been launched, whether it is done, and the end of its stream, context
+//! or thread.
 
 use super::super::Gate;
 use super::super::behind::Behind;
@@ -15,13 +16,13 @@ use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 use limiter_core::Totals;
 use std::sync::Arc;
 
-/// What has become of a lane's context and thread.
+/// The fate of a lane's context and thread.
 #[derive(Default)]
 pub(super) struct Life {
-    /// The context is about to go, or is gone, and the events with it.
+    /// Whether the context is about to be destroyed, and whether it is gone, and the events with it.
     ending: AtomicBool,
     lost: AtomicBool,
-    /// No thread launches there any more.
+    /// Whether the thread has ended, so that nobody launches in the lane any more.
     abandoned: AtomicBool,
 }
 
@@ -51,9 +52,9 @@ impl core::fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// Since when the lane has had work under way all the time, as far as can be told: since the oldest batch that is
-    /// not done ended. Launches that no batch covers yet began by the last look, at `looked`, or about halfway from there
-    /// to now. `None`: there is no work. To be asked by the governor, which may be in the driver.
+    /// Since when the lane has always had work under way, as far as is known (ns): since the thread ended the oldest
+    /// batch that is not done. Launches that no batch covers began by the last check, at `looked`, or about halfway
+    /// from there to now. `None`: there is no work. Called by the governor, which may be in the driver.
     pub(in crate::compute) fn busy_since(&self, governors: &Visits, looked: u64) -> Option<u64> {
         let activity = self.activity();
         let goes_on = self.probes.looked_at.swap(activity, Relaxed) != activity;
@@ -80,21 +81,21 @@ impl Lane {
         (!self.may_wait()).then_some(since)
     }
 
-    /// Has the thread's next launch see whether there still is work. To be called by the governor.
+    /// Requests a queue probe from the thread's next launch. Called by the governor.
     pub(in crate::compute) fn ask(&self) {
         self.probes.looks.ask();
         self.count.stop.store(AT_ONCE, Relaxed);
     }
 
-    /// Time for which work was always queued, since this was last asked. To be asked by the governor.
+    /// Time (ns) for which work was always queued, since the last call. Called by the governor.
     pub(in crate::compute) fn take_backlogged_ns(&self) -> u64 {
         let now = self.pace.backlog_ns.load(Acquire);
         now.saturating_sub(self.pace.told_ns.swap(now, Relaxed))
     }
 
-    /// What the lane has launched.
+    /// Sums over the lane's launches.
     pub(in crate::compute) fn totals(&self) -> Totals {
-        // What is held counts as launched when it begins.
+        // Held work counts as launched when it begins.
         let (launched_ns, outstanding_ns) = match self.in_stream() {
             Some(own) => self.begun_ns(own),
             None => (self.count.launched_ns.load(Relaxed), self.outstanding_ns()),
@@ -108,7 +109,7 @@ impl Lane {
         }
     }
 
-    /// How many launches may not have been done yet.
+    /// The most launches that may not be done.
     pub(in crate::compute) fn under_way(&self) -> u64 {
         if self.is_in_stream() {
             return 0;
@@ -119,18 +120,18 @@ impl Lane {
         covered.saturating_sub(done) + u64::from(self.count.uncovered.load(Acquire))
     }
 
-    /// How many of the launches are done, and what they were estimated to take.
+    /// Number of launches that are done, and their estimated nanoseconds.
     pub(in crate::compute) fn done_launches(&self) -> (u64, u64) {
         let done = self.in_stream().map_or_else(|| self.batches.done(), |own| self.see_done(own));
         (self.launches_by(done), self.launched_by(done))
     }
 
-    /// Whether something may be on its way to the driver: that is counted once it is there.
+    /// Whether a launch may be on its way to the driver; it is counted once it is there.
     pub(in crate::compute) fn is_launching(&self) -> bool {
         self.calls.launching.load(SeqCst)
     }
 
-    /// A number that changes whenever something is seen to be done.
+    /// A number that changes whenever work is seen to be done.
     pub(in crate::compute) fn progress(&self) -> u64 {
         self.batches.done()
     }
@@ -145,8 +146,8 @@ impl Lane {
         (self.batches.recorded() << 32).wrapping_add(u64::from(self.count.uncovered.load(Acquire)))
     }
 
-    /// Whether everything launched has been done; where it is held in its stream, all that has begun. To be called by
-    /// the governor, pinned.
+    /// Whether all launched work is done, or all that has begun if work is held in the stream. Called by the governor,
+    /// pinned.
     pub(in crate::compute) fn is_drained(&self, gate: &Gate) -> bool {
         if let Some(is_drained) = self.is_drained_behind(gate, true) {
             return is_drained;
@@ -155,7 +156,8 @@ impl Lane {
             return false;
         }
         let (activity, recorded) = (self.activity(), self.batches.recorded());
-        // Its words tell. A context that is about to end waits for what is held, and cannot be entered.
+        // The lane's words are enough. A context that is about to be destroyed waits for held work, and cannot be
+        // entered.
         if self.in_stream().is_some_and(|own| self.see_done(own) < recorded) {
             return false;
         }
@@ -179,12 +181,12 @@ impl Lane {
         drained
     }
 
-    /// Whether the driver says that nothing is left to be done, in the lane's context. For launches that no batch's end
-    /// covers, because their thread is busy elsewhere. Nothing is put into the stream for it: in the legacy one an event
-    /// would tie the blocking streams together. `activity`: the lane's, of before. `None`: it cannot be asked.
+    /// Whether the driver reports the stream as idle, for launches that no batch covers because their thread is busy
+    /// elsewhere. Nothing is enqueued for it: in the legacy stream an event would make the blocking streams wait for
+    /// each other. `activity`: the lane's activity before the call. `None`: the driver cannot be asked.
     pub(super) fn has_idle_stream(&self, activity: u64) -> Option<bool> {
-        // The calling thread cannot name another thread's default stream; what is in there and not covered is less than
-        // a batch. Work that is being captured does not run.
+        // The calling thread cannot name another thread's default stream; the uncovered work there is less than a
+        // batch. Captured work does not run.
         if self.stream == STREAM_PER_THREAD || is_capturing(self.stream) {
             return None;
         }
@@ -195,8 +197,8 @@ impl Lane {
         Some(is_idle)
     }
 
-    /// Whether what no batch covers is done, by the driver; `None`: it cannot tell. The legacy stream has work for as long as
-    /// another one does, which may wait for something outside of the device.
+    /// Whether the driver reports the work that no batch covers as done; `None`: it cannot tell. The legacy stream is
+    /// busy while any other stream is, which may wait for something outside of the device.
     pub(super) fn has_idle_tail(&self, activity: u64) -> Option<bool> {
         if self.may_wait() || self.stream == STREAM_LEGACY && FAST_PATH.has_outside() {
             return None;
@@ -204,7 +206,7 @@ impl Lane {
         within(self.context, || self.has_idle_stream(activity)).unwrap_or(Some(true))
     }
 
-    /// Like [`Self::is_drained`] without asking the driver, at a closed gate.
+    /// Like [`Self::is_drained`], without asking the driver, at a closed gate.
     pub(in crate::compute) fn is_seen_drained(&self, gate: &Gate) -> bool {
         if let Some(is_drained) = self.is_drained_behind(gate, false) {
             return is_drained;
@@ -214,8 +216,8 @@ impl Lane {
         done && self.calls.since.load(Acquire) == 0 && !self.is_launching()
     }
 
-    /// Whether nothing of it is in its stream any more, held or not: its words may be another lane's. To be called by
-    /// the governor, pinned.
+    /// Whether nothing of the lane is in its stream any more, so that its words may be reused. Called by the governor,
+    /// pinned.
     pub(in crate::compute) fn is_over(&self, gate: &Gate) -> bool {
         let has_passed = |own| self.life.is_lost() || self.has_passed(own);
         self.is_drained(gate) && self.in_stream().is_none_or(has_passed) && self.leaves_stream()
@@ -226,26 +228,26 @@ impl Lane {
         self.count.stop.store(CLOSED, Relaxed);
     }
 
-    /// A context is going away.
+    /// Called before a context is destroyed.
     pub(in crate::compute) fn context_ends(&self, context: usize) {
         if self.context == context {
             self.close();
             self.life.ending.store(true, Release);
-            // What is held has to be let through first: the call waits for it.
+            // With a gate in the stream, held work has to be released first: the call waits for it.
             if !self.is_in_stream() {
                 self.life.lost.store(true, Release);
             }
         }
     }
 
-    /// It has gone.
+    /// Called after a context has been destroyed.
     pub(in crate::compute) fn context_ended(&self, context: usize) {
         if self.context == context {
             self.life.lost.store(true, Release);
         }
     }
 
-    /// The context did not go away after all. The lane stays closed; its events are good.
+    /// Called if the context was not destroyed after all. The lane stays closed; its events are valid.
     pub(in crate::compute) fn context_stays(&self, context: usize) {
         if self.context == context {
             self.life.lost.store(false, Release);
@@ -253,26 +255,26 @@ impl Lane {
         }
     }
 
-    /// A stream is going away; what is in it will still be done.
+    /// Called before a stream is destroyed. Work in it will still be done.
     pub(in crate::compute) fn stream_ends(&self, stream: usize) {
         if self.stream == stream {
             self.close();
         }
     }
 
-    /// Whether its thread has ended.
+    /// Whether the lane's thread has ended.
     pub(in crate::compute) fn is_abandoned(&self) -> bool {
         self.life.abandoned.load(Acquire)
     }
 
-    /// Whether the lane's stream, with its gate in it, and such a one wait for each other by themselves.
+    /// Whether the lane's stream, with its gate in it, and a stream of this order implicitly wait for each other.
     pub(in crate::compute) fn waits_by_itself_for(&self, order: Order, context: usize) -> bool {
         let is_gone = self.pace.is_closed();
         let own = self.in_stream().filter(|_| self.context == context && !is_gone);
         own.is_some_and(|own| own.order().waits_for(order))
     }
 
-    /// The gate that what comes next in the lane's stream is behind, if that is in there.
+    /// The gate in the stream that the next launch will be behind, if any.
     pub(in crate::compute) fn is_behind(&self) -> Option<Behind> {
         self.turnstile()?.is_behind()
     }
@@ -285,23 +287,23 @@ impl Lane {
         self.context
     }
 
-    /// Whose batch is open in the lane's stream, if its gate is in there.
+    /// The turnstile of the lane's stream, if its gate is in the stream.
     pub(in crate::compute) fn turnstile(&self) -> Option<&Arc<Turnstile>> {
         self.in_stream().map(InStream::turnstile)
     }
 
-    /// The same, if it is this stream, which other threads can name as well.
+    /// The turnstile, if this is the lane's stream and other threads can name it too.
     pub(in crate::compute) fn turnstile_of(
         &self,
         stream: usize,
         context: usize,
     ) -> Option<&Arc<Turnstile>> {
-        // The handle of a stream that was destroyed may be another one's.
+        // The handle of a destroyed stream may have been reused.
         let same = self.stream == stream && self.context == context && !self.pace.is_closed();
         self.turnstile().filter(|_| same && stream != STREAM_PER_THREAD && !self.life.is_lost())
     }
 
-    /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
+    /// Destroys the events. Called by the governor, pinned, for an abandoned lane.
     pub(in crate::compute) fn destroy_events(&self) {
         self.sampling.hold.give_back();
         if let Some(own) = &self.in_stream {

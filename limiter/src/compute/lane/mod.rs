@@ -1,13 +1,14 @@
-//! A lane: the launches of one thread into one stream.
+//! A lane: the launches of one thread into one stream. The launch paths of [`super`] count launches here; the governor
+//! reads how far they are.
 //!
-//! Only its thread launches in a lane, so counting needs no read-modify-write. Every batch ends with an
-//! event, or with a number that the stream writes ([`in_stream`]). The size of a batch follows the program's
-//! pace ([`pace`]): there are about two per millisecond. The events form a ring: whoever wants to know how far
-//! the stream is asks the oldest one that is not known to have happened. For what the thread has launched since its
-//! last event, when the thread is busy elsewhere, the governor asks the stream.
+//! Only its thread launches in a lane, so counting needs no read-modify-write. Every batch ends with an event, or with
+//! a number that the stream writes ([`in_stream`]). The size of a batch follows the program's pace ([`pace`]), about
+//! two per millisecond. The events form a ring; progress is found by querying the oldest event that is not known to
+//! have happened. For launches since the last event, while the thread is busy elsewhere, the governor queries the
+//! stream.
 //!
-//! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled. How much may be
-//! outstanding is the budget's matter ([`budget`]).
+//! Each launch adds its estimate to the lane's launched time. Some launches are sampled ([`samples`]). How much may be
+//! outstanding is decided by the budget ([`budget`]).
 
 mod batches;
 mod budget;
@@ -49,38 +50,38 @@ pub(super) use turnstile::Turnstile;
 const MOST_ENTRIES: u64 = 900;
 /// The largest batch, in launches.
 const MAX_BATCH: u32 = 512;
-/// A call that takes longer than this may have waited for its work. The governor takes the time around a look
-/// that meets it for busy: as often too much as too little.
+/// A longer call may have waited for its work. The governor counts the time around a check during such a call as busy,
+/// which is as often too much as too little.
 const WAITED_NS: u64 = 50_000;
-/// A batch size that no launch fits in: the lane's stream or context is gone.
+/// A batch size that no launch fits into: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
-/// Where the thread is to look up at its next launch.
+/// Value of `stop` that sends the thread's next launch to the slow path.
 const AT_ONCE: u32 = 0;
-/// Nothing has been covered by the governor.
+/// No activity seen by the governor yet.
 const NEVER: u64 = u64::MAX;
 
-/// What each launch counts.
+/// The counters that each launch updates.
 #[derive(Default)]
 struct Count {
     /// Launches since the last event.
     uncovered: AtomicU32,
-    /// At which launch the thread has to look up: the batch's last one, or one to be sampled.
+    /// The launch that has to take the slow path: the last of the batch, or one to be sampled.
     stop: AtomicU32,
-    /// Estimated nanoseconds of all launches, and how many there may be with what was taken of the budget.
+    /// Estimated nanoseconds of all launches, and the limit by what was taken of the budget.
     launched_ns: AtomicU64,
     most_ns: AtomicU64,
 }
 
-/// See the module.
+/// The launches of one thread into one stream.
 pub(crate) struct Lane {
-    /// Alone in its cache line: every launch counts.
+    /// In a cache line of its own: every launch counts here.
     count: CachePadded<Count>,
     stream: usize,
     context: usize,
     life: Life,
     batches: Batches,
     pace: Pace,
-    /// Its gate in the stream, where that can be.
+    /// The lane's gate in its stream, if it can be there.
     in_stream: Option<InStream>,
     waits: StreamWaits,
     pub(super) sampling: Sampling,
@@ -90,25 +91,25 @@ pub(crate) struct Lane {
     calls: Calls,
 }
 
-/// What the governor saw, and asks.
+/// Observations and requests of the governor.
 pub(super) struct Probes {
-    /// [`Lane::activity`] when it last looked for what is not needed any more.
+    /// [`Lane::activity`] when the governor last returned unneeded budget.
     idle_since: AtomicU64,
-    /// The same when it last looked whether there is work.
+    /// [`Lane::activity`] when the governor last checked for work.
     looked_at: AtomicU64,
     pub(super) looks: Looks,
 }
 
-/// The thread's calls.
+/// The state of the thread's calls.
 #[derive(Default)]
 struct Calls {
-    /// The event that covers the last launch of unknown duration.
+    /// The batch that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
-    /// Since when a call that may wait for its work has been under way; zero: none is.
+    /// Since when (ns) a call that may wait for its work has been under way; 0: none is.
     since: AtomicU64,
-    /// A launch that is not counted yet is under way, or about to be.
+    /// Whether an uncounted launch is under way, or about to be.
     launching: AtomicBool,
-    /// The lease in which the thread was here last.
+    /// The lease in which the thread last launched.
     entered: AtomicU32,
 }
 
@@ -122,7 +123,7 @@ impl Drop for Launching<'_> {
 }
 
 impl Lane {
-    /// Of a stream of the current context.
+    /// For a stream of the current context.
     fn new(stream: usize, context: usize, gate: &Gate) -> Self {
         let in_stream = undisturbing(|| {
             let order = Order::of(stream)?;
@@ -149,8 +150,8 @@ impl Lane {
         }
     }
 
-    /// Counts a launch of some estimated nanoseconds; `false`: the thread has to look up first, and
-    /// nothing was counted.
+    /// Counts a launch of `ns` estimated nanoseconds; `false`: the launch has to take the slow path, and nothing was
+    /// counted.
     #[inline]
     fn count_launch(&self, ns: u64) -> bool {
         let Count { uncovered, stop, launched_ns, most_ns } = &*self.count;
@@ -168,7 +169,7 @@ impl Lane {
         self.batches.get(number)
     }
 
-    /// Estimated nanoseconds of all launches up to an event, one of the latest.
+    /// Estimated nanoseconds of all launches up to the end of one of the latest batches.
     #[inline]
     fn covered_by(&self, number: u64) -> u64 {
         self.batch(number).covered_ns.load(Relaxed)
@@ -180,71 +181,71 @@ impl Lane {
         self.count.launched_ns.load(Relaxed).saturating_sub(self.launched_by(done))
     }
 
-    /// Whether what is under way may be waiting for something outside of the device.
+    /// Whether work under way may wait for something outside of the device.
     pub(super) fn may_wait(&self) -> bool {
         self.had_waits_since(self.batches.done() + 1)
     }
 
-    /// Whether there may have been such a wait in a batch that an event ends, or later.
+    /// Whether such a wait may be in batch `number`, or later.
     fn had_waits_since(&self, number: u64) -> bool {
         !self.waits.of.hold_nothing_up() && self.waits.are_since(number)
     }
 
-    /// Whether there is such a wait in what is under way, however short these have been.
+    /// Whether such a wait is in the work under way, however short the waits have been.
     pub(super) fn has_unfinished_waits(&self) -> bool {
         self.waits.are_since(self.batches.done() + 1)
     }
 
-    /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
-    /// is charged. To be called by the lane's thread.
+    /// Called after a launch has waited in vain behind an unfinished wait. That time is charged, because no other
+    /// session could use the device. Called by the lane's thread.
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
         let ns = self.pace.backlog_ns.load(Relaxed) + now.saturating_sub(begun);
         self.pace.backlog_ns.store(ns, Release);
         gate.seen.stall.begin(gate.lanes().progress(), now);
     }
 
-    /// Whether the lane's work may wait for what its program launches next: see [`super::stall`].
+    /// Whether the lane's work may wait for its program's next launches; see [`limiter_core::Stall`].
     pub(super) fn is_stalled(&self, gate: &Gate) -> bool {
         self.has_unfinished_waits() && gate.seen.stall.lasts(|| gate.lanes().progress())
     }
 
-    /// A call is about to have the stream wait: begins to measure that.
+    /// Begins to measure a wait that is about to be put into the stream.
     pub(super) fn start_wait(&self) -> Option<StartedWait> {
         let mut sampler = self.sampling.sampler.try_lock().ok()?;
         undisturbing(|| sampler.start_wait(self.stream as Stream, self.context, self.waits.of))
     }
 
-    /// The call has been made.
+    /// Ends the measurement once the wait is in the stream.
     pub(super) fn finish_wait(&self, started: StartedWait) {
         if let Ok(mut sampler) = self.sampling.sampler.try_lock() {
             undisturbing(|| sampler.finish_wait(started, self.stream as Stream));
         }
     }
 
-    /// A call that may wait for its work begins.
+    /// Called before a call that may wait for its work; returns the time (ns).
     pub(super) fn call_begins(&self) -> u64 {
         let now = clock::now();
         self.calls.since.store(now, Release);
         now
     }
 
-    /// It has returned; tells whether it waited: if it took long, and left nothing to be done. The stream must not be
-    /// capturing.
+    /// Called after such a call; returns whether it waited: it took long, and the stream is empty. The stream must not
+    /// be capturing.
     pub(super) fn call_ends(&self, since: u64) -> bool {
         self.calls.since.store(0, Release);
         let is_empty = || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
         clock::now().saturating_sub(since) >= WAITED_NS && undisturbing(is_empty)
     }
 
-    /// A launch that [`pass`] does not count is about to pass the gate. Until this is dropped, the lane does not
-    /// count as drained: a gate that closes meanwhile may not see the launch.
+    /// Announces a launch that [`pass`] does not count. Until the guard is dropped the lane does not count as drained,
+    /// because the governor might close the gate without seeing the launch.
     pub(super) fn launch_begins(&self) -> Launching<'_> {
-        // Before the thread looks at the gate; the governor closes that before it looks here.
+        // Before the thread reads the gate; the governor closes the gate before it reads this.
         self.calls.launching.store(true, SeqCst);
         Launching(&self.calls.launching)
     }
 
-    /// Counts a launch that [`pass`] did not; tells how many there have been since the last event.
+    /// Counts a launch that [`pass`] did not; returns the number of launches since the last event.
     pub(super) fn count(&self, ns: Option<u64>) -> u32 {
         let count = self.count.uncovered.load(Relaxed) + 1;
         let launched = self.count.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
@@ -256,7 +257,7 @@ impl Lane {
         count
     }
 
-    /// After a launch that was counted so: ends the batch if it is full, or is to end here.
+    /// Called after such a launch: ends the batch if it is full, or if `ends`.
     pub(super) fn go_on(&self, count: u32, ns: Option<u64>, ends: bool, gate: &Gate) {
         let launched = self.count.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.batches.recorded()));
@@ -268,18 +269,18 @@ impl Lane {
             if self.cover() {
                 self.pace(count, gate);
             } else {
-                // So many are not done that there is no place for one more.
+                // Too many batches are not done, so this one grows.
                 self.stop_at(count.saturating_add(batch.max(8)));
             }
         } else if ends && self.cover() {
             self.stop_at(batch);
         } else if count >= self.count.stop.load(Relaxed) {
-            // Past the place of a sample.
+            // Past the launch that was chosen for a sample.
             self.stop_at(batch);
         }
     }
 
-    /// Sees whether the stream has work, if the governor wants to know. The stream must not be capturing.
+    /// Answers a queue probe, if the governor has requested one. The stream must not be capturing.
     pub(super) fn look_if_asked(&self) {
         if !self.probes.looks.take_question() {
             return;
@@ -296,7 +297,7 @@ impl Lane {
     fn stop_at(&self, count: u32) {
         self.pace.planned.store(count, Relaxed);
         self.count.stop.store(count, SeqCst);
-        // A batch begins with a wait. Another thread may have ended the present one meanwhile.
+        // A batch begins with a wait. Another thread may have ended the current one meanwhile.
         if self.in_stream.as_ref().is_some_and(InStream::needs_wait) {
             self.count.stop.store(AT_ONCE, Relaxed);
         }
@@ -306,8 +307,7 @@ impl Lane {
         }
     }
 
-    /// Ends the batch, full or not; `false`: too many are not done. The stream must not be
-    /// capturing.
+    /// Ends the batch, full or not; `false`: too many batches are not done. The stream must not be capturing.
     pub(super) fn cover(&self) -> bool {
         undisturbing(|| self.try_to_cover())
     }
@@ -328,8 +328,8 @@ impl Lane {
             }
             marked
         } else {
-            // The oldest batch's place is needed. If it is not done the batch goes on, and the governor covers it
-            // when the lease ends.
+            // The place of the oldest batch is needed. If that is not done, the current batch grows, and the governor
+            // covers it when the lease ends.
             if !self.is_done(number.saturating_sub(BATCHES as u64)) {
                 return false;
             }
@@ -345,7 +345,7 @@ impl Lane {
             batch.collectives.store(self.batches.collectives.launched.load(Relaxed), Relaxed);
             self.waits.are_covered_by(number, waits);
             self.batches.end(number);
-            // In this order: what is held is seen to be at any moment, or the governor would sleep.
+            // In this order, so that held work is visible at any moment; otherwise the governor would sleep.
             if let Some(own) = self.in_stream() {
                 own.is_covered();
             }
@@ -354,7 +354,7 @@ impl Lane {
         true
     }
 
-    /// Records the event that ends a batch: that of one that is done, or a new one.
+    /// Records the event that ends a batch; reuses the event of a batch that is done, if there is one.
     fn record(&self, number: u64) -> bool {
         let stream = self.stream as Stream;
         let spare = self.batches.spare.load(Relaxed).max(number.saturating_sub(BATCHES as u64));
@@ -369,7 +369,7 @@ impl Lane {
             }
             return false;
         }
-        // Whoever asks for the batch that had it meanwhile finds a later event, or none. That one is done.
+        // A reader that asks for the event's previous batch finds a later event, or none; that batch is done.
         if is_spare {
             self.batch(spare).event.store(ptr::null_mut(), Relaxed);
         }
@@ -378,8 +378,7 @@ impl Lane {
         true
     }
 
-    /// Whether a batch is done. The driver is asked; an error counts as "yes": the work that the event stood for is
-    /// gone.
+    /// Whether a batch is done. Asks the driver; an error counts as "yes", because the event's work is gone.
     fn is_done(&self, number: u64) -> bool {
         if self.batches.done() >= number {
             return true;
@@ -396,7 +395,7 @@ impl Lane {
         done
     }
 
-    /// Sees how far the stream is.
+    /// Records how far the stream is.
     fn see_progress(&self) {
         let recorded = self.batches.recorded();
         let next = || self.batches.done() + 1;
@@ -413,7 +412,7 @@ impl Lane {
     }
 }
 
-/// A new event of the current context.
+/// Makes an event in the current context.
 fn new_event() -> Option<Event> {
     let mut event = ptr::null_mut();
     driver_calls::event_create(&raw mut event, EVENT_DISABLE_TIMING).is_ok().then_some(event)

@@ -1,20 +1,20 @@
-//! How a stream stands to the legacy default stream of its context: the driver has that one and blocking streams wait
-//! for each other. (CUDA driver API, "Stream synchronization behavior".)
+//! How a stream is ordered relative to the legacy default stream of its context: the driver makes that stream and
+//! blocking streams wait for each other (CUDA driver API, "Stream synchronization behavior").
 
 use super::super::driver_calls;
 use driver::cuda::{STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, Stream};
 
-/// See the module.
+/// The kind of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::compute) enum Order {
-    /// It is the legacy one.
+    /// The legacy default stream.
     Legacy,
     Blocking,
     NonBlocking,
 }
 
 impl Order {
-    /// Of a stream of the current context; `None`: the driver does not tell.
+    /// The kind of a stream of the current context; `None`: the driver does not tell.
     pub(super) fn of(stream: usize) -> Option<Self> {
         match stream {
             STREAM_LEGACY => return Some(Self::Legacy),
@@ -28,7 +28,7 @@ impl Order {
         told.then_some(order)
     }
 
-    /// Whether such streams wait for each other.
+    /// Whether streams of these kinds implicitly wait for each other.
     pub(super) fn waits_for(self, other: Self) -> bool {
         matches!((self, other), (Self::Legacy, Self::Blocking) | (Self::Blocking, Self::Legacy))
     }

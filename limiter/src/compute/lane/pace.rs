@@ -1,32 +1,32 @@
-//! At the end of a batch: whether work was always queued meanwhile, and how large the next batch is to be.
+//! At the end of a batch: was work always queued meanwhile, and how large should the next batch be?
 //!
-//! Work was always queued if the batch before is not done yet. Programs whose queue is shorter than a batch are
-//! found by queue probes ([`super::super::looks`]).
+//! Work was always queued if the previous batch is not done yet. Queue probes find programs whose queue is shorter than
+//! a batch ([`super::super::looks`]).
 //!
-//! The size follows the program's pace: a batch is as much as the thread launches, or the device does, in
-//! [`BATCH_NS`], whichever is less. With the gate in the stream the device counts: the thread sees by itself that the
-//! gate has closed, and ends its batch then. But a batch costs the thread 8 us, so one of a thread that the device
-//! waits for takes longer, up to [`SLOWER`] times.
+//! The size follows the program's pace: a batch is as much as the thread launches, or the device executes, in
+//! [`BATCH_NS`], whichever is less. With the gate in the stream only the device counts, because the thread notices a
+//! closed gate by itself and then ends its batch. But a batch costs the thread 8 us, so if the device waits for the
+//! thread, a batch may take the thread up to [`SLOWER`] times as long.
 
 use super::super::{Gate, clock};
 use super::{CLOSED, Lane, MAX_BATCH};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// The time that a batch should take.
+/// The intended time of a batch.
 const BATCH_NS: u64 = 500_000;
-/// How many times as long a batch in a stream may take the thread as it may take the device.
+/// How many times as long a batch in a stream may take the thread as the device.
 const SLOWER: u64 = 4;
 
-/// The size of batches.
+/// The size of batches, and the backlogged time.
 pub(super) struct Pace {
-    /// Launches that end with an event, or [`CLOSED`].
+    /// Launches per batch, or [`CLOSED`].
     batch: AtomicU32,
-    /// Where the thread has to look up next, unless it is asked to do so at once.
+    /// The next launch that has to take the slow path, unless one is requested at once.
     pub(super) planned: AtomicU32,
-    /// When the thread last ended a batch, saw that the last one was not done, or began anew.
+    /// When (ns) the thread last ended a batch, saw that the last one was not done, or began anew.
     pub(super) mark: AtomicU64,
-    /// Time for which work was always queued, as far as can be told, and how much of it the governor was told of.
+    /// Time for which work was always queued, as far as is known, and the part that was reported to the governor (ns).
     pub(super) backlog_ns: AtomicU64,
     pub(super) told_ns: AtomicU64,
 }
@@ -42,18 +42,18 @@ impl Pace {
         }
     }
 
-    /// Launches that end with an event.
+    /// Launches per batch.
     pub(super) fn batch(&self) -> u32 {
         self.batch.load(Relaxed)
     }
 
-    /// Not where the lane is closed, which another thread may have done meanwhile.
+    /// Sets the size, unless another thread has closed the lane meanwhile.
     pub(super) fn set_batch(&self, launches: u32) {
         let change = |old| (old != CLOSED).then_some(launches);
         let _ = self.batch.fetch_update(Relaxed, Relaxed, change);
     }
 
-    /// No launch fits in: the lane's stream or context is gone.
+    /// Whether no launch fits: the lane's stream or context is gone.
     pub(super) fn is_closed(&self) -> bool {
         self.batch() == CLOSED
     }
@@ -64,7 +64,7 @@ impl Pace {
 }
 
 impl Lane {
-    /// A batch of so many launches has just ended.
+    /// Called when a batch of `batch` launches has just ended.
     pub(super) fn pace(&self, batch: u32, gate: &Gate) {
         let recorded = self.batches.recorded();
         let before = recorded.saturating_sub(1);
@@ -86,21 +86,21 @@ impl Lane {
         let most = most.min(batch.saturating_mul(2));
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(most));
         if !self.has_place(self.pace.batch()) {
-            // The next launch asks for room.
+            // The next launch has to take budget.
             self.count.most_ns.store(0, Relaxed);
         }
         self.plan_sample(now, gate);
     }
 
-    /// What was launched has kept the device busy for so long. To be called by the lane's thread.
+    /// Counts `ns` as backlogged time. Called by the lane's thread.
     fn was_busy(&self, ns: u64, gate: &Gate) {
-        // What is held at a closed gate does not.
+        // Work held at a closed gate does not keep the device busy.
         if !self.is_in_stream() || gate.lease() == Some(self.calls.entered.load(Relaxed)) {
             self.pace.backlog_ns.store(self.pace.backlog_ns.load(Relaxed) + ns, Release);
         }
     }
 
-    /// The thread waits, and its last batch is not done. To be called by it.
+    /// Called by the lane's thread while it waits and its last batch is not done.
     pub(super) fn is_waited_for(&self, gate: &Gate) {
         let now = clock::now();
         if !self.may_wait() {

@@ -1,4 +1,4 @@
-//! Which launches of a lane are sampled.
+//! Decides which launches of a lane are sampled ([`super::super::sampler`] takes the samples).
 
 use super::super::estimate::Estimate;
 use super::super::hold::Hold;
@@ -11,15 +11,15 @@ use driver::cuda::Stream;
 use limiter_core::Guess;
 use std::sync::Mutex;
 
-/// One launch in so many batches is sampled.
+/// One launch in this many batches is sampled.
 const SAMPLE_EVERY: u32 = 8;
-/// Of work that always takes the same, one in so many of those.
+/// Of steady work, one in this many of those.
 const STEADY_EVERY: u32 = 4;
-/// Samples take at most one part in so many of the thread's time, apart from the first ones.
+/// Samples take at most one part in this many of the thread's time, apart from the first ones.
 const SAMPLE_PART: u64 = 400;
-/// Those of work that is only guessed, and will be known after some more: one part in so many.
+/// Divisor as above for work that is only guessed and will be known after a few more samples.
 const LEARNING_PART: u64 = 32;
-/// After one that took long by chance.
+/// The longest pause, after a sample that took long by chance.
 const LONGEST_REST_NS: u64 = 50_000_000;
 
 /// When the next samples are due.
@@ -27,15 +27,15 @@ const LONGEST_REST_NS: u64 = 50_000_000;
 pub(in crate::compute) struct Sampling {
     pub(super) sampler: Mutex<Sampler>,
     pub(in crate::compute) hold: Hold,
-    /// Samples of steady work that were due and not taken, and the earliest time for the next one.
+    /// Due samples of steady work that were skipped, and the earliest time of the next sample (ns).
     skipped: AtomicU32,
     at: AtomicU64,
-    /// The earliest time for the next sample of work that is only guessed.
+    /// The earliest time of the next sample of work that is only guessed (ns).
     learn_at: AtomicU64,
 }
 
 impl Lane {
-    /// Begins a sample, if the launch that comes is to be one. `guess`: for what it is taken, if it is not known.
+    /// Begins a sample if the next launch is to be sampled. `guess`: its assumed duration, if its kind has no estimate.
     pub(in crate::compute) fn start_sample(
         &self,
         work: Work,
@@ -43,7 +43,7 @@ impl Lane {
         guess: Option<Guess>,
         gate: &Gate,
     ) -> Option<Started<'_>> {
-        // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
+        // Drawn whatever the work is, so that the results are representative of all guesses.
         let drawn = guess.filter(|_| self.is_place_of_sample(false));
         let due = || clock::now() >= self.sampling.learn_at.load(Relaxed);
         let sampled = if guess.is_some() {
@@ -51,7 +51,7 @@ impl Lane {
         } else if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
-            // A moment alone may be all that there is, and three samples are all that is wanted.
+            // The process may be alone only for a moment, and only three samples are needed.
             let rare = !gate.is_shared() && estimate.is_unsettled();
             rare && self.pace.batch() == 1 && due()
                 || self.is_place_of_sample(
@@ -72,7 +72,7 @@ impl Lane {
         started
     }
 
-    /// Whether a launch of known duration is the one that has been chosen.
+    /// Whether a launch of known duration was chosen for a sample.
     fn is_place_of_sample(&self, doubtful: bool) -> bool {
         let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.pace.batch());
         // Not because of the batch's end.
@@ -82,7 +82,7 @@ impl Lane {
                 && self.pace.mark.load(Relaxed) >= self.sampling.at.load(Relaxed)
     }
 
-    /// Leaves most samples of steady work out.
+    /// Skips most samples of steady work.
     fn skips(&self, estimate: &Estimate) -> bool {
         if !estimate.is_steady() {
             return false;
@@ -105,7 +105,7 @@ impl Lane {
         self.rest_from_samples(begun);
     }
 
-    /// After a sample that was begun at some moment.
+    /// Schedules the next sample, after one that began at `begun`.
     fn rest_from_samples(&self, begun: u64) {
         let now = clock::now();
         let rest = |part| now.saturating_sub(begun).saturating_mul(part).min(LONGEST_REST_NS);
@@ -113,19 +113,18 @@ impl Lane {
         self.sampling.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
     }
 
-    /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
-    /// as well.
+    /// Whether a sample is due, at the end of a batch. In no fixed rhythm, which the program might share.
     fn is_due(&self) -> bool {
         (self.mixed() >> 8).is_multiple_of(SAMPLE_EVERY)
     }
 
-    /// Another number after each batch, in no order.
+    /// A pseudo-random number per batch.
     fn mixed(&self) -> u32 {
         (self.batches.recorded() as u32).wrapping_mul(0x9E37_79B9)
     }
 
-    /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
-    /// themselves would always be seen at the same place.
+    /// Chooses a launch of the next batch for a sample, now and then. Any launch may be chosen; otherwise a repetitive
+    /// program would always be sampled at the same place.
     pub(super) fn plan_sample(&self, now: u64, gate: &Gate) {
         let batch = self.pace.batch();
         if batch > 1

@@ -1,4 +1,4 @@
-//! A thread's shortcuts: its lanes by stream, and the estimates of what it launches.
+//! A thread's shortcuts: its lanes by stream, and the estimates of what it launches. The launch paths look here first.
 
 use super::super::estimate::Estimate;
 use super::super::fast_path::FAST_PATH;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 32;
 
-/// What a thread remembers about a stream that it launches into: a cache line.
+/// What a thread remembers about a stream that it launches into, in one cache line.
 #[repr(align(64))]
 struct Shortcut {
     stream: Cell<usize>,
     lease: Cell<u32>,
-    /// `None`: it leads nowhere, and there need be no such lane.
+    /// `None`: unused, and `lane` may be invalid.
     gate: Cell<Option<&'static Gate>>,
     lane: Cell<*const Lane>,
 }
@@ -38,7 +38,7 @@ impl Shortcut {
 }
 
 impl Shortcut {
-    /// The lane. To be called while it leads to one.
+    /// The lane. Only called while the shortcut is in use.
     fn lane(&self) -> Arc<Lane> {
         let lane = self.lane.get();
         // SAFETY: the pointer is that of an `Arc` of this thread's list.
@@ -48,7 +48,8 @@ impl Shortcut {
         }
     }
 
-    /// Whether it leads from the calling thread's context: from any, unless its stream is a default one.
+    /// Whether the shortcut is valid in the current context. The shortcut of a default stream is valid only in the
+    /// lane's own context.
     #[cold]
     fn leads_from_here(&self) -> bool {
         let stream = self.stream.get();
@@ -58,7 +59,7 @@ impl Shortcut {
     }
 }
 
-/// What a launch looks at.
+/// The state that a launch reads.
 struct Fast {
     shortcuts: [Shortcut; SHORTCUTS],
     kinds: Seen,
@@ -70,8 +71,8 @@ thread_local! {
     static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
 }
 
-/// The lanes of a thread. They stay allocated as long as a shortcut may point to them: a lane is
-/// dropped by the governor, and only after its thread has ended.
+/// The lanes of a thread. They stay allocated as long as a shortcut may point to them: the governor drops a lane, and
+/// only after its thread has ended.
 struct Lanes(Vec<(*const Gate, Arc<Lane>)>);
 
 impl Drop for Lanes {
@@ -89,7 +90,7 @@ impl Drop for Lanes {
 }
 
 impl Lane {
-    /// No thread launches here any more.
+    /// Marks the lane as abandoned.
     fn ends(&self, gate: &Gate) {
         self.count.most_ns.store(0, Relaxed);
         self.keep_needed(&gate.budget);
@@ -98,7 +99,7 @@ impl Lane {
 }
 
 impl Lanes {
-    /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
+    /// Removes the lanes whose stream or context is gone, and the shortcuts to them.
     fn forget_closed(&mut self) {
         self.0.retain(|(gate, lane)| {
             let open = !lane.pace.is_closed();
@@ -126,7 +127,7 @@ impl Fast {
         &self.shortcuts[(stream.wrapping_mul(SPREAD as usize) >> 40) % SHORTCUTS]
     }
 
-    /// Where the calling thread's launches into a stream go, if it knows and the gate is open.
+    /// The gate and lane of the calling thread's launches into a stream, if they are known and the gate is open.
     #[inline]
     fn way(&self, stream: usize) -> Option<(&'static Gate, *const Lane)> {
         let shortcut = self.shortcut(stream);
@@ -138,12 +139,12 @@ impl Fast {
     }
 }
 
-/// What is known about some work, put into the table if need be.
+/// The estimate of some work, made if its kind is new.
 pub(in crate::compute) fn estimate_of(launched: &Launched) -> Option<&'static Estimate> {
     FAST.try_with(|fast| fast.kinds.meet(launched)).ok().flatten()
 }
 
-/// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
+/// Whether the calling thread may launch `work` into `stream` right away; counts the launch if so.
 #[inline]
 pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
     if work.may_block() {
@@ -158,20 +159,20 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
     .unwrap_or(false)
 }
 
-/// The gate and the lane that the calling thread's launches into a stream have gone to under this lease;
-/// `None`: that has to be found out.
+/// The gate and the lane of the calling thread's launches into a stream under the current lease; `None`: they have to
+/// be looked up.
 pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Gate, Arc<Lane>)> {
     FAST.try_with(|fast| {
         let (gate, _) = fast.way(stream)?;
         let lane = fast.shortcut(stream).lane();
-        // One whose stream is gone gives way to another.
+        // A lane whose stream is gone is replaced.
         (!lane.pace.is_closed()).then_some((gate, lane))
     })
     .ok()
     .flatten()
 }
 
-/// The lane of the calling thread's launches into a stream, under whatever lease; `None`: there have been none.
+/// The lane of the calling thread's launches into a stream, under whatever lease; `None`: there were none.
 pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
     let context = context_of(stream)?;
     LANES_OF_THREAD
@@ -185,12 +186,12 @@ pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
         .flatten()
 }
 
-/// The same, by the shortest way.
+/// Like [`known`], trying the shortcut first.
 pub(in crate::compute) fn known_by_any_way(stream: usize) -> Option<Arc<Lane>> {
     known_way(stream).map(|(_, lane)| lane).or_else(|| known(stream))
 }
 
-/// Goes through a gate if it is open, and remembers the way.
+/// Returns whether the gate is open; if so, remembers the lane in a shortcut.
 pub(in crate::compute) fn enter(
     gate: &'static Gate,
     stream: usize,
@@ -199,7 +200,7 @@ pub(in crate::compute) fn enter(
     let Some(lease) = gate.lease() else { return false };
     let Some(lane) = lane else { return true };
     let _ = with_shortcut(stream, |shortcut| {
-        // Kept by the address of the `Arc`'s own: it is made an `Arc` again.
+        // Stored as the address of the `Arc`'s contents, which is converted back to an `Arc`.
         let address = Arc::as_ptr(lane);
         let known = shortcut.gate.get().is_some() && ptr::eq(shortcut.lane.get(), address);
         if !known || shortcut.lease.get() != lease {
@@ -215,8 +216,8 @@ pub(in crate::compute) fn enter(
     true
 }
 
-/// The gate of the device that a stream's work runs on. The stream says, whatever is current; a default one is
-/// the current context's. `current` tells that of the current context's device.
+/// The gate of the device that a stream's work runs on: that of the stream's context, or for a default stream the one
+/// that `current` returns for the current context.
 pub(in crate::compute) fn gate_of(
     stream: usize,
     current: impl Fn() -> Verdict<&'static Gate>,
@@ -225,8 +226,8 @@ pub(in crate::compute) fn gate_of(
     context.and_then(|context| within(context, &current)).unwrap_or_else(current)
 }
 
-/// The calling thread's lane for a stream, made if need be. `None` where there cannot be one: the launch
-/// then passes the gate without being followed.
+/// The calling thread's lane for a stream, made if necessary. `None` if there can be no lane; the launch then passes
+/// the gate without being tracked.
 pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> Option<Arc<Lane>> {
     let context = context_of(stream)?;
     LANES_OF_THREAD
@@ -248,12 +249,12 @@ pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> 
         .flatten()
 }
 
-/// Whether a handle means another stream in each context.
+/// Whether a handle means a different stream in each context.
 pub(in crate::compute) fn is_default(stream: usize) -> bool {
     matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD)
 }
 
-/// The context of a stream: its own, or for the default streams the current one.
+/// The context of a stream: its own, or the current one for default streams.
 pub(in crate::compute) fn context_of(stream: usize) -> Option<usize> {
     let mut context: Context = ptr::null_mut();
     let found = if is_default(stream) {

@@ -1,6 +1,6 @@
-//! Whose batch a stream has open. Threads that launch into one stream have a lane each, and what they put there is
-//! done in turn: a batch of one lane would stay without its mark behind the wait of another, which is held. So whoever
-//! begins a batch ends the one before.
+//! The open batch of a stream with its gate in it. Threads that launch into one stream have a lane each, but only one
+//! batch is open per stream: the thread that begins a batch first ends the previous one. Otherwise the mark of one
+//! lane's batch would be queued behind another lane's held wait.
 
 use super::super::behind::Behind;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -8,22 +8,22 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use driver::cuda::DevicePtr;
 use std::sync::Mutex;
 
-/// None is open. No word has this address.
+/// No batch is open. No word has this address.
 const NOBODYS: DevicePtr = 0;
-/// A thread is about to end one, or to begin one. Nor this.
+/// A thread is ending or beginning a batch. No word has this address either.
 const BUSY: DevicePtr = DevicePtr::MAX;
 
-/// See the module.
+/// The state shared by all lanes of a stream.
 #[derive(Debug, Default)]
 pub(in crate::compute) struct Turnstile {
-    /// Where the mark of the open batch goes, and its number.
+    /// The address of the open batch's mark, and its number.
     open: AtomicU64,
     number: AtomicU32,
-    /// What comes next in the stream is behind this gate.
+    /// The gate that the next launch into the stream will be behind.
     behind: Mutex<Option<Behind>>,
 }
 
-/// The right to end and to begin a batch, until this is dropped.
+/// The exclusive right to end and begin a batch, until this is dropped.
 pub(super) struct Passing<'turnstile> {
     turnstile: &'turnstile Turnstile,
     before: DevicePtr,
@@ -31,33 +31,34 @@ pub(super) struct Passing<'turnstile> {
 }
 
 impl Turnstile {
-    /// Whether the open batch is the one whose mark goes there. Another thread may end it in the same moment.
+    /// Whether the open batch has its mark at `mark_at`. Another thread may end it at the same moment.
     pub(super) fn has_open(&self, mark_at: DevicePtr) -> bool {
         self.open.load(SeqCst) == mark_at
     }
 
-    /// The gate that what comes next in the stream is behind. A thread never waits to be told, nor to tell.
+    /// The gate that the next launch into the stream will be behind. Never blocks; `None` if another thread holds the
+    /// lock.
     pub(in crate::compute) fn is_behind(&self) -> Option<Behind> {
         self.behind.try_lock().ok().and_then(|behind| *behind)
     }
 
-    /// What comes next in the stream is behind a gate.
+    /// Sets the gate that the next launch will be behind. Never blocks.
     pub(in crate::compute) fn comes_behind(&self, gate: Behind) {
         if let Ok(mut behind) = self.behind.try_lock() {
             *behind = Some(gate);
         }
     }
 
-    /// From now on none is open. `None`: another thread is about to end or to begin one.
+    /// Takes the right to end and begin a batch. `None`: another thread has it.
     pub(super) fn pass(&self) -> Option<Passing<'_>> {
-        // In one order with what is then asked of the batch's thread.
+        // In one order with the later request to the batch's thread.
         let take = |open| (open != BUSY).then_some(BUSY);
         let before = self.open.fetch_update(SeqCst, Relaxed, take).ok()?;
         Some(Passing { turnstile: self, before, after: NOBODYS })
     }
 
-    /// The same, if the open batch is the one whose mark goes there. `None`: another thread has ended that, or does so
-    /// now.
+    /// Like [`Self::pass`], if the open batch has its mark at `mark_at`. `None`: another thread has ended that batch,
+    /// or is ending it.
     pub(super) fn pass_after(&self, mark_at: DevicePtr) -> Option<Passing<'_>> {
         let before = self.open.compare_exchange(mark_at, BUSY, Acquire, Relaxed).ok()?;
         Some(Passing { turnstile: self, before, after: NOBODYS })
@@ -65,12 +66,12 @@ impl Turnstile {
 }
 
 impl Passing<'_> {
-    /// The batch that was open, and has no mark: where that goes, and its number.
+    /// The batch that was open and has no mark yet: address of the mark, and number.
     pub(super) fn unmarked(&self) -> Option<(DevicePtr, u32)> {
         (self.before != NOBODYS).then(|| (self.before, self.turnstile.number.load(Relaxed)))
     }
 
-    /// A batch is open when this is dropped.
+    /// Opens a batch when this is dropped.
     pub(super) fn begin(&mut self, mark_at: DevicePtr, number: u32) {
         self.turnstile.number.store(number, Relaxed);
         self.after = mark_at;
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(turnstile.pass().unwrap().unmarked(), None);
     }
 
-    /// Otherwise the batch's own thread would take it for ended, and nobody would write its mark.
+    /// Otherwise the batch's own thread would take the batch for ended, and nobody would write its mark.
     #[test]
     fn who_ends_another_batch_is_in_nobodys_way() {
         let turnstile = begun(64, 3);
@@ -115,7 +116,7 @@ mod tests {
         assert!(turnstile.pass_after(64).is_none());
     }
 
-    /// The mark could not be put into the stream.
+    /// The mark could not be enqueued.
     #[test]
     fn a_batch_may_stay_open() {
         let turnstile = begun(64, 3);

@@ -1,8 +1,8 @@
-//! How far a thread may launch ahead of the device.
+//! Limits how far a thread may launch ahead of the device, for lanes with gates in streams.
 //!
-//! The driver holds so many entries of all streams, and blocks every thread when it is full. So there is a bound, well
-//! below it. A stream that does not do what it is told, or that waits for what the program does after more launches,
-//! has its gate on the thread from then on.
+//! The driver's queue has a fixed number of entries for all streams, and a full queue blocks every thread. So there is
+//! a limit well below it. If a stream does not execute the stream operations, or waits for what the program does after
+//! further launches, its gate moves to the thread for good.
 
 use super::super::super::{Gate, clock, driver_calls, undisturbing};
 use super::super::{Lane, MOST_ENTRIES};
@@ -10,32 +10,32 @@ use super::{InStream, USELESS};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{CuResult, Stream};
 
-/// What may be queued ahead of the device in all lanes, in estimated time.
+/// The most estimated work queued ahead of the device, in all lanes.
 const AHEAD_NS: u64 = 100_000_000;
-/// The same in batches of all lanes: an H200 blocks the thread at the 57th that a default stream holds.
+/// The most batches queued ahead in all lanes: an H200 blocks the thread at the 57th in a default stream.
 const MOST_AHEAD: u64 = 48;
 /// A batch's wait and its two numbers take an entry each.
 const ENTRIES_OF_BATCH: u64 = 3;
-/// Fewer launches are not worth a batch of their own, where it was to have more.
+/// Smallest batch worth splitting off from a larger one.
 const LEAST_ROOM: u64 = 64;
-/// How often a thread looks whether there is room, and for how long it does.
+/// How often a thread checks for room, and for how long.
 const NAP_NS: u64 = 200_000;
 const PATIENCE_NS: u64 = 200_000_000;
 
-/// What a launch is to do.
+/// How a launch proceeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::compute) enum Ahead {
-    /// Go on: its stream waits for the gate, if need be.
+    /// Call the driver; the stream waits for the gate if necessary.
     Go,
     /// Too much is queued.
     Full,
     /// Another thread begins or ends a batch in the stream.
     Busy,
-    /// Its gate is on the thread.
+    /// The lane's gate is on the thread.
     OnThread,
 }
 
-/// What streams have queued that is not done.
+/// Work queued in streams and not done.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::compute) struct LaunchedAhead {
     pub(in crate::compute) batches: u64,
@@ -44,12 +44,12 @@ pub(in crate::compute) struct LaunchedAhead {
 }
 
 impl LaunchedAhead {
-    /// How many launches a batch may have behind it.
+    /// How many launches the next batch may have.
     fn room(self) -> u64 {
         MOST_ENTRIES.saturating_sub((self.batches + 1) * ENTRIES_OF_BATCH + self.launches)
     }
 
-    /// How long it takes, where launches took so long lately.
+    /// Estimated duration in nanoseconds; at least the number of launches times `launch_ns`, their recent mean.
     pub(in crate::compute) fn ns(self, launch_ns: u64) -> u64 {
         self.estimated_ns.max(self.launches.saturating_mul(launch_ns))
     }
@@ -66,14 +66,15 @@ impl core::iter::Sum for LaunchedAhead {
 }
 
 impl Lane {
-    /// Prepares a launch: has the stream wait for the gate before a batch. To be called by the lane's thread, which has
-    /// said that it launches. `waits`: the call itself may wait for its work, so it is not held on purpose.
+    /// Prepares a launch: begins a batch, whose wait for the gate is put into the stream, if none is open. Called by
+    /// the lane's thread after [`Lane::launch_begins`]. `waits`: the call may wait for its work, so it must not be
+    /// held.
     pub(in crate::compute) fn goes_ahead(&self, gate: &Gate, waits: bool) -> Ahead {
         let Some(own) = self.in_stream() else { return Ahead::OnThread };
         if let Some(ahead) = self.moves_to_thread(own, gate) {
             return ahead;
         }
-        // Held work keeps the governor out of the driver, and the governor in there keeps work from being held.
+        // Held work keeps the governor out of the driver, and a governor in the driver keeps work from being held.
         if gate.lease().is_none() && (waits || gate.in_driver.is_now()) {
             return Ahead::Full;
         }
@@ -87,9 +88,9 @@ impl Lane {
         undisturbing(|| self.begin_batch(own, gate, lease))
     }
 
-    /// Where no stream may be held any more, or the lane's stream waits for what the program does after more launches:
-    /// what is held behind such a wait holds the program up. Then its gate is on the thread as soon as nothing is queued.
-    /// `None`: it is in the stream.
+    /// Moves the lane's gate to the thread once nothing is queued, if streams must not be held any more, or if the
+    /// lane's stream waits for what the program does after further launches: work held behind such a wait would block
+    /// the program. `None`: the gate stays in the stream.
     fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
         let crowded = gate.device_lanes.are_crowded();
         let waits_for_program = || gate.seen.stall.has_been() && self.has_unfinished_waits();
@@ -123,7 +124,7 @@ impl Lane {
             && self.fits_into(ahead.room())
     }
 
-    /// Makes the batch that comes as small as it has to be; `false`: there is hardly any room.
+    /// Reduces the next batch to `room` launches; `false`: there is too little room.
     fn fits_into(&self, room: u64) -> bool {
         let batch = self.pace.batch();
         let fitting = fitting(batch.into(), room);
@@ -135,7 +136,7 @@ impl Lane {
         fitting.is_some()
     }
 
-    /// What the lane has in its stream that is not done.
+    /// Work of this lane that is queued in its stream and not done.
     pub(in crate::compute) fn ahead(&self) -> LaunchedAhead {
         let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else {
             return LaunchedAhead::default();
@@ -149,8 +150,8 @@ impl Lane {
         }
     }
 
-    /// Waits a moment for room at an open gate. `since`: when that began, and what was done then. In vain for long, it
-    /// waits no more: what is queued may wait for what comes.
+    /// Waits a moment for room at an open gate. `since`: when the waiting began, and the last batch done at that time.
+    /// Gives up after [`PATIENCE_NS`] without progress, because the queued work may wait for what follows.
     pub(in crate::compute) fn nap_for_room(&self, since: &mut Option<(u64, u64)>, gate: &Gate) {
         let Some(own) = self.in_stream() else { return };
         let (now, done) = (clock::now(), self.see_done(own));
@@ -160,7 +161,7 @@ impl Lane {
         } else if now.saturating_sub(begun) > PATIENCE_NS {
             let found = undisturbing(|| driver_calls::stream_query(self.stream as Stream));
             let is_empty = found != CuResult::NOT_READY;
-            // All is done, and no mark came.
+            // All work is done, but its mark was not written.
             let is_useless = !own.proven.load(Relaxed) && is_empty && self.see_done(own) == done;
             if is_useless || has_failed(found) {
                 USELESS.fetch_or(is_useless, Relaxed);
@@ -176,13 +177,14 @@ impl Lane {
     }
 }
 
-/// How large a batch can be. The one before may just have been ended: who waited until that is seen to be done would leave
-/// the device idle.
+/// The size of the next batch. The previous batch may just have ended: waiting until it is done would leave the device
+/// idle.
 fn fitting(batch: u64, room: u64) -> Option<u64> {
     (room >= batch.min(LEAST_ROOM)).then_some(batch.min(room))
 }
 
-/// Whether a stream's state says that its context is lost, as after a fault of a kernel: nothing more is written there.
+/// Whether a stream's state shows a lost context, as after a kernel's fault; then no stream operation is executed any
+/// more.
 fn has_failed(found: CuResult) -> bool {
     let captured = CuResult::STREAM_CAPTURE_UNSUPPORTED.0..=CuResult::STREAM_CAPTURE_WRONG_THREAD.0;
     !(found.is_ok() || found == CuResult::NOT_READY || captured.contains(&found.0))
@@ -195,7 +197,7 @@ mod tests {
     #[test]
     fn a_batch_that_has_just_ended_is_not_waited_for() {
         let behind = |launches| LaunchedAhead { batches: 1, launches, estimated_ns: 0 }.room();
-        // As small as two may be that stand in the driver's queue at once.
+        // Small enough that both batches fit into the driver's queue.
         let largest = u64::from(super::super::super::MAX_BATCH);
         assert_eq!(fitting(largest, behind(largest)), Some(MOST_ENTRIES - largest - 6));
         assert_eq!(fitting(200, behind(largest)), Some(200));

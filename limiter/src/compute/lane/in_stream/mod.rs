@@ -1,12 +1,12 @@
 //! A lane whose gate is in its stream.
 //!
-//! Before each batch the stream waits for the gate's word. Then it writes the batch's number to a word of the lane, and
-//! behind the batch to another. So the thread need not wait at a closed gate: it goes on launching, up to a bound. And
-//! whoever wants to know how far the stream is reads memory, and never needs the driver.
+//! Before each batch the stream waits for the gate's word. Then it writes the batch's number to one word of the lane,
+//! and after the batch to another. So the thread does not wait at a closed gate but continues to launch, up to a limit
+//! ([`ahead`]), and the stream's progress is read from memory, without the driver.
 //!
-//! What has begun, the device does. The rest is held while the gate is closed. Only the device can tell which is
-//! which: it looks at the gate when it comes to the wait, and that may be long after the wait was put there, or after
-//! the batch before was done.
+//! Work that has begun is executed; the rest is held while the gate is closed. Only the device knows which is which: it
+//! reads the gate's word when it reaches the wait, possibly long after the wait was queued or the previous batch was
+//! done.
 
 mod ahead;
 
@@ -28,45 +28,45 @@ use std::sync::Arc;
 
 pub(in crate::compute) use ahead::{Ahead, LaunchedAhead};
 
-/// Estimated time of a batch: an eighth of a lease, so that a turn is as long as it should be. Where preferred sessions
-/// wait for its end it is the shortest. These operations cost the device 5 us.
+/// Estimated time of a batch: an eighth of a lease, so that a turn ends when it should; for low priority the shortest,
+/// because others wait for its end. The stream operations of a batch cost the device 5 us.
 const SHORTEST_BATCH_NS: u64 = 500_000;
 const LONGEST_BATCH_NS: u64 = 2_000_000;
 const BATCHES_OF_LEASE: u64 = 8;
-/// How much longer than its estimates the work takes that no mark covers yet.
+/// Time allowed for work that no mark covers, beyond its estimate.
 const TAIL_MARGIN_NS: u64 = 100_000;
-/// How long a thread leaves another one the time to begin or end a batch.
+/// How long a thread sleeps while another thread begins or ends a batch.
 pub(in crate::compute) const BUSY_NAP_NS: u64 = 20_000;
-/// Nobody has run out of patience, and no stream was seen to be idle.
+/// No batch or activity; initial value of `stuck_at` and `idle_at`.
 const NEVER: u64 = u64::MAX;
 
-/// Streams of this process do not do what they are told.
+/// Whether streams of this process do not execute stream operations as they should.
 static USELESS: AtomicBool = AtomicBool::new(false);
 
-/// See the module.
+/// The part of a lane whose gate is in its stream.
 pub(super) struct InStream {
-    /// Where the device sees the gate's word.
+    /// Device address of the gate's word.
     gate_at: DevicePtr,
     turnstile: Arc<Turnstile>,
     order: Order,
-    /// The last batch that has begun, and that is done.
+    /// The last batch that has begun, and the last one that is done.
     begun: Word,
     done: Word,
-    /// The wait of the present batch is in the stream: put there while the gate had this number.
+    /// Whether the wait of the current batch is in the stream, and the gate's number when it was enqueued.
     waits: AtomicBool,
     lease: AtomicU32,
-    /// A mark was seen: the operations do what they should.
+    /// Whether a mark was seen, which proves that the operations work.
     proven: AtomicBool,
-    /// The operations cannot be had.
+    /// Whether the gate is on the thread for good.
     denied: AtomicBool,
-    /// What was done when a thread had waited for room in vain.
+    /// The last batch done when a thread had waited for room in vain.
     stuck_at: AtomicU64,
-    /// [`Lane::activity`] when the driver last said that the stream has nothing to do.
+    /// [`Lane::activity`] when the driver last reported the stream as idle.
     idle_at: AtomicU64,
 }
 
 impl InStream {
-    /// Of a stream of the current context.
+    /// For a stream of the current context; `None` if its gate cannot be in the stream.
     pub(super) fn new(
         gate: &StreamGate,
         turnstile: Arc<Turnstile>,
@@ -84,8 +84,8 @@ impl InStream {
         };
         FAST_PATH.note_stream_gate();
         let [begun, done] = [begun, done].map(|(word, at)| {
-            // Lanes before this one have left their last number in it. Streams may still be on their way to wait for
-            // that, so numbers go on from there.
+            // The word still has an earlier lane's last number, for which streams may yet wait, so numbers continue
+            // from there.
             Word { word, at, base: word.load(SeqCst) }
         });
         Some(Self {
@@ -103,49 +103,49 @@ impl InStream {
         })
     }
 
-    /// The lane is no more, and its last mark was seen or never comes.
+    /// Returns the words. The lane is gone, and its last mark was seen or will never be written.
     pub(super) fn give_back(&self) {
         words::give_back(self.begun.word);
         words::give_back(self.done.word);
     }
 
-    /// Lanes of other threads in the same stream have the same.
+    /// The stream's turnstile, shared with the lanes of other threads in the stream.
     pub(super) const fn turnstile(&self) -> &Arc<Turnstile> {
         &self.turnstile
     }
 
-    /// How its stream stands to the legacy one.
+    /// The stream's order relative to the legacy default stream.
     pub(super) const fn order(&self) -> Order {
         self.order
     }
 
-    /// Whether the next launch has to put a wait into the stream first.
+    /// Whether the next launch has to enqueue a wait first.
     pub(super) fn needs_wait(&self) -> bool {
         !self.denied.load(Relaxed) && !self.has_batch()
     }
 
-    /// Whether there is a wait in the stream that the lane's last mark does not cover.
+    /// Whether the stream has a wait that the lane's last mark does not cover.
     pub(super) fn has_wait(&self) -> bool {
         self.waits.load(Acquire)
     }
 
-    /// The last mark, which is known, covers all.
+    /// Notes that the last mark covers all waits.
     pub(super) fn is_covered(&self) {
         self.waits.store(false, Release);
     }
 
-    /// The driver says that all is done that was launched when the lane's activity was this.
+    /// Notes that the driver reported the stream as idle when the lane's activity was `activity`.
     pub(super) fn was_idle(&self, activity: u64) {
         self.idle_at.store(activity, Relaxed);
     }
 
-    /// Whether the wait of a batch is in the stream that no thread has ended.
+    /// Whether the lane's current batch is open: its wait is in the stream, and no thread has ended it.
     fn has_batch(&self) -> bool {
         self.waits.load(Relaxed) && self.turnstile.has_open(self.done.at)
     }
 }
 
-/// Collectives that were put behind the gate, and how many of those the other devices have been told of.
+/// Collectives launched behind the gate, and how many of them were reported to the other devices.
 #[derive(Default)]
 pub(super) struct Collectives {
     pub(super) launched: AtomicU64,
@@ -156,22 +156,22 @@ pub(super) struct Collectives {
 struct Word {
     word: &'static AtomicU32,
     at: DevicePtr,
-    /// What it held when it was taken.
+    /// The word's value when it was taken.
     base: u32,
 }
 
 impl Word {
-    /// The number of a batch as the word has it. Numbers are compared as they are counted, modulo 2^32.
+    /// The word's value for a batch number. Numbers are counted and compared modulo 2^32.
     const fn of(&self, number: u64) -> u32 {
         self.base.wrapping_add(number as u32)
     }
 
-    /// Has the stream write the number of a batch.
+    /// Makes the stream write the number of a batch.
     fn write(&self, stream: usize, number: u64) -> bool {
         driver_calls::stream_write_value(stream as Stream, self.at, self.of(number), 0).is_ok()
     }
 
-    /// The batch, which is near to another.
+    /// The batch number in the word, which is close to `near`.
     fn number(&self, near: u64) -> u64 {
         near.saturating_add_signed(
             self.word.load(Acquire).wrapping_sub(self.of(near)).cast_signed().into(),
@@ -180,40 +180,40 @@ impl Word {
 }
 
 impl Lane {
-    /// The lane's gate in its stream, if it has one.
+    /// The lane's gate in its stream; `None`: its gate is on the thread.
     pub(super) fn in_stream(&self) -> Option<&InStream> {
         self.in_stream.as_ref().filter(|own| !own.denied.load(Relaxed))
     }
 
-    /// Whether its gate is in the stream.
+    /// Whether the lane's gate is in the stream.
     pub(in crate::compute) fn is_in_stream(&self) -> bool {
         self.in_stream().is_some()
     }
 
-    /// Whether the device has begun what is not done: its stream has work, and nobody needs to ask the driver.
+    /// Whether the device has begun work that is not done, so the stream is known to be busy without asking the driver.
     pub(super) fn is_seen_to_work(&self) -> bool {
         let works = |own| self.see_done(own) < self.begun(own).min(self.batches.recorded());
         self.in_stream().is_some_and(works)
     }
 
-    /// Sees how far the stream is.
+    /// Reads and records how far the stream is; returns the last batch done.
     pub(super) fn see_done(&self, own: &InStream) -> u64 {
-        // Two threads may mark a batch: the word may go back.
+        // Two threads may mark a batch, so the word may go back.
         let done = own.done.number(self.batches.recorded());
         self.batches.are_done_to(done)
     }
 
     fn begin_batch(&self, own: &InStream, gate: &Gate, lease: u32) -> Ahead {
-        // One of another lease ends here, so that it is known to be held or to have passed.
+        // End a batch of an earlier lease here, so that each batch is either held or has passed.
         if !self.try_to_cover() {
             return Ahead::Full;
         }
-        // A launch that did not wait for the other thread would come before the wait.
+        // A launch that did not wait for the other thread would be queued before the wait.
         let Some(mut passing) = own.turnstile.pass() else { return Ahead::Busy };
         let number = self.batches.recorded() + 1;
         let stream = self.stream as Stream;
         if let Some((mark_at, open)) = passing.unmarked() {
-            // First, or its thread would add to what has its mark.
+            // First, or the other thread would add launches to a batch that already has its mark.
             gate.device_lanes.each(|lane| lane.look_up_if_marked_at(mark_at));
             let _ = driver_calls::stream_write_value(stream, mark_at, open, 0);
         }
@@ -237,12 +237,12 @@ impl Lane {
         let launched = self.count.launched_ns.load(Relaxed);
         self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
         self.stop_at(self.pace.planned.load(Relaxed));
-        // The gate may have closed since the thread looked, and a call that waits says nothing more.
+        // The gate may have closed since the thread checked it, and a call that waits would not report it.
         gate.demand.ring_for_work();
         Ahead::Go
     }
 
-    /// If it is the lane's batch whose mark goes there, its thread's next launch begins another.
+    /// If `mark_at` is this lane's mark, makes its thread's next launch begin another batch.
     fn look_up_if_marked_at(&self, mark_at: DevicePtr) {
         if self.in_stream().is_some_and(|own| own.done.at == mark_at) {
             self.count.stop.store(AT_ONCE, SeqCst);
@@ -255,10 +255,10 @@ impl Lane {
             return false;
         }
         if !own.waits.load(Relaxed) {
-            // Without a wait there is none that could be held.
+            // Without a wait nothing can be held.
             return own.begun.write(self.stream, number) && own.done.write(self.stream, number);
         }
-        // Otherwise another thread has marked it, or does so now.
+        // Otherwise another thread has written the mark, or is writing it.
         own.turnstile.pass_after(own.done.at).is_none_or(|mut passing| {
             let written = own.done.write(self.stream, number);
             if !written {
@@ -268,7 +268,7 @@ impl Lane {
         })
     }
 
-    /// The estimated time of a batch.
+    /// The intended duration of a batch in nanoseconds.
     pub(super) fn batch_ns(&self, gate: &Gate) -> u64 {
         if gate.limits.low.load(Relaxed) {
             return SHORTEST_BATCH_NS;
@@ -277,8 +277,8 @@ impl Lane {
             .clamp(SHORTEST_BATCH_NS, LONGEST_BATCH_NS)
     }
 
-    /// How many launches a batch has at most, by what launches took lately. While that is not known: as many as the
-    /// lease has milliseconds, up to four.
+    /// The most launches of a batch, by their recent duration. While that is unknown: as many as the lease has
+    /// milliseconds, up to four.
     pub(super) fn most_launches(&self, gate: &Gate) -> u32 {
         let unmeasured = || (gate.tenure.length.load(Relaxed) / 1_000_000).min(4);
         let most = self.batch_ns(gate).checked_div(gate.launch_ns());
@@ -286,7 +286,7 @@ impl Lane {
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// From now on its gate is on the thread.
+    /// Moves the lane's gate to the thread for good.
     fn deny(&self, own: &InStream) {
         own.denied.store(true, Relaxed);
         own.waits.store(false, Release);
@@ -295,10 +295,10 @@ impl Lane {
         tracing::info!("a stream cannot wait for its gate, so its thread waits");
     }
 
-    /// The last batch with a wait: the one that no mark covers yet, or the one before. What comes behind the wait may not
-    /// be counted yet, as long as the call that launches it waits, or never, if it fails.
+    /// The last batch with a wait: the one that no mark covers yet, or the one before. The launch behind the wait is
+    /// not counted while its call waits, nor if it fails.
     fn last(&self, own: &InStream) -> u64 {
-        // In this order: a mark is known before its wait is forgotten.
+        // In this order: a mark is recorded before its wait is forgotten.
         let waits = own.has_wait();
         self.batches.recorded() + u64::from(waits)
     }
@@ -313,7 +313,7 @@ impl Lane {
         self.begun(own) >= self.last(own) && self.see_done(own) >= self.batches.recorded()
     }
 
-    /// Estimated nanoseconds of all launches up to a batch's end.
+    /// Estimated nanoseconds of all launches up to the end of batch `number`.
     pub(super) fn launched_by(&self, number: u64) -> u64 {
         if number <= self.batches.recorded() {
             self.covered_by(number)
@@ -322,26 +322,26 @@ impl Lane {
         }
     }
 
-    /// Whether no stream writes to the lane's words any more. To be asked by the governor, of an abandoned lane that is
+    /// Whether no stream writes to the lane's words any more. Called by the governor, for an abandoned lane that is
     /// drained and whose stream has passed the gate.
     pub(super) fn leaves_stream(&self) -> bool {
         let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else {
             return true;
         };
-        // Otherwise another thread has put the last mark into the stream, or does so now.
+        // Otherwise another thread has written the last mark, or is writing it.
         own.turnstile.pass_after(own.done.at).is_some()
             || !own.waits.load(Acquire)
             || self.see_done(own) > self.batches.recorded()
     }
 
-    /// The same in launches.
+    /// Number of launches up to the end of batch `number`.
     pub(super) fn launches_by(&self, number: u64) -> u64 {
         let recorded = self.batches.recorded();
         let uncovered = if number > recorded { self.count.uncovered.load(Relaxed) } else { 0 };
         self.batch(number.min(recorded)).launches.load(Relaxed) + u64::from(uncovered)
     }
 
-    /// A collective is about to be launched behind the gate in the stream. To be called by the lane's thread.
+    /// Counts a collective that is about to be launched behind the gate in the stream. Called by the lane's thread.
     pub(in crate::compute) fn collective_begins(&self) {
         self.batches
             .collectives
@@ -349,7 +349,7 @@ impl Lane {
             .store(self.batches.collectives.launched.load(Relaxed) + 1, Release);
     }
 
-    /// It was not launched.
+    /// Undoes [`Self::collective_begins`] after a failed launch.
     pub(in crate::compute) fn collective_failed(&self) {
         self.batches
             .collectives
@@ -357,7 +357,7 @@ impl Lane {
             .store(self.batches.collectives.launched.load(Relaxed) - 1, Release);
     }
 
-    /// Whether a collective that has begun is not done.
+    /// Whether a collective has begun and is not done.
     pub(in crate::compute) fn is_in_collective(&self) -> bool {
         let Some(own) = self.in_stream().filter(|_| !self.life.is_lost()) else { return false };
         let is_done =
@@ -365,26 +365,26 @@ impl Lane {
         !is_done() && !self.is_seen_idle(own)
     }
 
-    /// The driver has said that nothing of what was launched is left.
+    /// Whether the driver has reported the stream as idle since the last launch.
     fn is_seen_idle(&self, own: &InStream) -> bool {
         own.idle_at.load(Relaxed) == self.activity()
     }
 
-    /// How many were launched up to a batch's end.
+    /// Number of collectives launched up to the end of batch `number`.
     fn collectives_by(&self, number: u64) -> u64 {
         let is_open = number > self.batches.recorded();
         let open = || self.batches.collectives.launched.load(Acquire);
         if is_open { open() } else { self.batch(number).collectives.load(Relaxed) }
     }
 
-    /// How many were launched that the others have not been told of.
+    /// Number of launched collectives that were not reported to the other devices.
     pub(in crate::compute) fn collectives_ahead(&self) -> u64 {
         let Collectives { launched, told } = &self.batches.collectives;
         launched.load(Acquire).wrapping_sub(told.load(Relaxed))
     }
 
-    /// How many more collectives have begun in the stream than when this was last asked: those of a batch with it. To
-    /// be asked by the governor.
+    /// How many more collectives have begun in the stream since the last call; a batch's collectives begin with the
+    /// batch. Called by the governor.
     pub(in crate::compute) fn take_collectives(&self) -> i64 {
         let launched = self.batches.collectives.launched.load(Acquire);
         if launched == 0 {
@@ -397,12 +397,12 @@ impl Lane {
         begun.wrapping_sub(self.batches.collectives.told.swap(begun, Relaxed)).cast_signed()
     }
 
-    /// Whether its stream has passed the gate with work that is not seen to be done.
+    /// Whether work in the stream has passed the gate and is not known to be done.
     pub(in crate::compute) fn is_running(&self) -> bool {
         self.in_stream().is_some_and(|own| self.begun(own) > self.see_done(own))
     }
 
-    /// Whether both lanes launch into one stream.
+    /// Whether both lanes launch into the same stream.
     pub(in crate::compute) fn shares_stream_with(&self, other: &Self) -> bool {
         let turnstiles = self.in_stream().zip(other.in_stream());
         turnstiles.is_some_and(|(own, others)| Arc::ptr_eq(&own.turnstile, &others.turnstile))
@@ -413,19 +413,19 @@ impl Lane {
         gate.stream_closed_at().is_some() && self.awaits_gate()
     }
 
-    /// Whether work in its stream may be held, or about to be, at a closed gate.
+    /// Whether work in the stream may be held at a closed gate, or is about to be.
     pub(in crate::compute) fn may_be_held(&self) -> bool {
         self.is_in_stream() && (self.is_launching() || self.awaits_gate())
     }
 
-    /// Whether work in its stream is not seen to have passed the gate.
+    /// Whether work in the stream is not known to have passed the gate.
     pub(in crate::compute) fn awaits_gate(&self) -> bool {
         let awaits = |own| !self.life.is_lost() && self.last(own) > self.begun(own);
         self.in_stream().is_some_and(awaits)
     }
 
-    /// Whether all that has begun is done, at a closed gate; `None`: nothing can be held. A thread that launches is not
-    /// waited for: the driver may have it wait for what is held. `asks`: the governor is in the driver.
+    /// Whether all work that has begun is done, at a closed gate; `None`: nothing can be held. Launching threads are
+    /// not waited for, because the driver may make them wait for held work. `asks`: the governor is in the driver.
     pub(super) fn is_drained_behind(&self, gate: &Gate, asks: bool) -> Option<bool> {
         if self.life.is_lost() {
             return Some(true);
@@ -441,7 +441,7 @@ impl Lane {
         if begun <= recorded {
             return Some(done >= begun);
         }
-        // No mark says when what the last one does not cover is done. The driver may know.
+        // No mark tells when the launches after the last mark are done, but the driver may know.
         let tail = self.count.uncovered.load(Acquire) > 0 && !self.is_seen_idle(own);
         let asked = if tail && asks { self.has_idle_tail(self.activity()) } else { None };
         if let Some(is_idle) = asked {
@@ -449,21 +449,21 @@ impl Lane {
         }
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
-        // A collective may wait for another device. If the program goes on, a mark comes behind it.
+        // A collective may wait for another device. If the program continues, a mark follows it.
         let waits = self.collectives_by(begun) != self.collectives_by(recorded);
         let tail_ns = if waits { tail_ns.max(CATCH_UP_NS) } else { tail_ns };
         let tail_is_done = !tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS;
         Some(done >= recorded && tail_is_done)
     }
 
-    /// Estimated nanoseconds of the launches that have begun, and of those of them that are not done.
+    /// Estimated nanoseconds of the launches that have begun, and of those among them that are not done.
     pub(super) fn begun_ns(&self, own: &InStream) -> (u64, u64) {
         let done = self.see_done(own);
         let launched = self.launched_by(self.begun(own).max(done));
         (launched, launched.saturating_sub(self.launched_by(done)))
     }
 
-    /// For how long what has begun may keep the device busy: by its estimates, or by what launches took lately.
+    /// How long the work that has begun may keep the device busy (ns): by its estimates, or by recent launch durations.
     pub(in crate::compute) fn begun_takes_ns(&self, gate: &Gate) -> u64 {
         let estimated_ns = self.totals().outstanding_ns;
         let Some(own) = self.in_stream() else { return estimated_ns };
