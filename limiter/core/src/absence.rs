@@ -1,35 +1,35 @@
-//! When a daemon that is gone is tried again.
+//! Back-off towards a daemon that is gone: when to try it again. Used by the governor's client of the daemon.
 
 use crate::tuning::{DISTRUST_RETRY_NS, FIRST_RETRY_NS, LAST_RETRY_NS};
 
-/// A daemon could not be reached, or was not believed.
+/// A period in which the daemon could not be reached, or was not trusted.
 #[derive(Clone, Copy, Debug)]
 pub struct Absence {
     since: u64,
     retry_at: u64,
-    /// How long to wait after the next failure.
+    /// How long to wait after the next failure (ns).
     pause: u64,
 }
 
 impl Absence {
-    /// It was there until now.
+    /// Begins an absence at `now` (ns).
     pub const fn begin(now: u64) -> Self {
         Self { since: now, retry_at: 0, pause: FIRST_RETRY_NS }
     }
 
-    /// It has failed once more; `distrust`: it answers, but is not believed.
+    /// Records another failure; `distrust`: the daemon answers, but is not trusted.
     pub fn fails(&mut self, now: u64, distrust: bool) {
         let pause = if distrust { DISTRUST_RETRY_NS } else { self.pause };
         self.retry_at = now.saturating_add(pause);
         self.pause = self.pause.saturating_mul(2).min(LAST_RETRY_NS);
     }
 
-    /// Whether it is to be tried again.
+    /// Whether the daemon should be tried again.
     pub const fn is_over(&self, now: u64) -> bool {
         now >= self.retry_at
     }
 
-    /// For how long it has been gone.
+    /// How long the daemon has been gone, in nanoseconds.
     pub const fn lasts_ns(&self, now: u64) -> u64 {
         now.saturating_sub(self.since)
     }

@@ -1,32 +1,31 @@
-//! The grid model: how long a function takes on a grid that was not sampled yet, derived from grids that
-//! were.
+//! The grid model: guesses how long a function takes on a grid that was not sampled yet, from grids that were. The
+//! limiter keeps one for each kernel function.
 //!
-//! On a larger grid a function takes at least as long, and at most proportionally longer: its time is about
-//! `a + b` times the number of threads. So each sampled size gives an upper bound for any other size, and the
-//! least bound is used. It is too high rather than too low, unless the program's arguments matter more than
-//! its grids. So some of the launches that are charged by a guess are sampled. They are drawn at random,
-//! without regard to what they are. The total of their times divided by the total of their guesses is the
-//! factor for the next guesses. It is never less than one.
+//! On a larger grid a function takes at least as long, and at most proportionally longer: its time is about `a + b`
+//! times the number of threads. So each sampled size gives an upper bound for any other size, and the least bound is
+//! used. The bound errs on the high side, unless the program's arguments matter more than its grids. So some of the
+//! launches that are charged by a guess are sampled, drawn at random whatever they are. The sum of their times divided
+//! by the sum of their guesses, but at least one, is the factor for the next guesses.
 
 use crate::tuning::{ENOUGH_SAMPLES, LEAST_GUESS_NS, MOST_GUESS_NS, SAMPLES, SIZES};
 
-/// A size and what it took.
+/// A grid size and its measured time.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     threads: f64,
     ns: f64,
 }
 
-/// A guess and what the launch took.
+/// A guess, and the time that the launch took.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     guessed_ns: f64,
     ns: f64,
-    /// No other session could use the device meanwhile.
+    /// Whether no other session could use the device meanwhile.
     alone: bool,
 }
 
-/// The latest of something, the newest last.
+/// A ring of the latest values, newest last.
 #[derive(Debug)]
 struct Latest<T, const N: usize>(Vec<T>);
 
@@ -39,13 +38,13 @@ impl<T, const N: usize> Latest<T, N> {
     }
 }
 
-/// See the module: what is known of a function.
+/// What is known of one function.
 #[derive(Debug)]
 pub struct GridModel {
     samples: u32,
     points: Latest<Point, SIZES>,
     trials: Latest<Trial, SAMPLES>,
-    /// How many times longer than guessed its launches take.
+    /// The factor by which launches take longer than the bound.
     times: f64,
 }
 
@@ -56,7 +55,8 @@ impl Default for GridModel {
 }
 
 impl GridModel {
-    /// How long it takes on so many threads; `None`: too little is known yet, or it is not to be guessed.
+    /// Guesses the duration on a grid of `threads` threads; `None`: too little is known, or the launch may be too long
+    /// to guess.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in between")]
     pub fn guess(&self, threads: u64) -> Option<Guess> {
         let bound = self.bound(threads)?;
@@ -73,7 +73,7 @@ impl GridModel {
         self.add_size(threads, ns);
     }
 
-    /// By the sizes alone.
+    /// The least bound from the sampled sizes, in nanoseconds.
     fn bound(&self, threads: u64) -> Option<f64> {
         if (self.samples as usize) < ENOUGH_SAMPLES {
             return None;
@@ -87,7 +87,7 @@ impl GridModel {
     fn add_size(&mut self, threads: u64, ns: u64) {
         self.samples = self.samples.saturating_add(1);
         let point = Point { threads: threads.max(1) as f64, ns: (ns as f64).max(LEAST_GUESS_NS) };
-        // Taken out and put in: the latest sizes stay.
+        // Removed and added again, so that the latest sizes are kept.
         self.points.0.retain(|known| known.threads.to_bits() != point.threads.to_bits());
         self.points.push(point);
     }
@@ -97,9 +97,9 @@ impl GridModel {
         self.times = self.measured(trial.alone).max(1.0);
     }
 
-    /// The sums' relation, of those that were taken alone if the latest was. Beside another session its time slices
-    /// may be in some of them, which is too much. Less would be a way around the limit: there, estimates
-    /// alone say who used the device.
+    /// The sum of measured times divided by the sum of guesses, of undisturbed trials only if the latest one is
+    /// undisturbed. Beside another session trials may include its time slices, which makes the factor too large. A
+    /// smaller factor would be a loophole: beside others, only estimates tell who used the device.
     fn measured(&self, alone: bool) -> f64 {
         let those = |only_alone: bool| {
             let those = self.trials.0.iter().filter(move |trial| trial.alone || !only_alone);
@@ -115,12 +115,12 @@ impl GridModel {
     }
 }
 
-/// A guess, in nanoseconds.
+/// A guess.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Guess {
-    /// By the sizes that were sampled.
+    /// The bound from the sampled sizes, in nanoseconds.
     bound: f64,
-    /// What is charged.
+    /// Nanoseconds to charge.
     pub ns: u64,
 }
 
@@ -128,8 +128,8 @@ pub struct Guess {
 mod tests {
     use super::*;
 
-    /// Launches of `threads` that take `ns` each are guessed, and each `every`-th one is a trial: what is charged, in
-    /// relation to what they take.
+    /// Charges for launches of `threads` that take `ns` each, relative to the true times; each `every`-th launch is a
+    /// trial.
     fn charged(
         family: &mut GridModel,
         every: usize,
@@ -151,7 +151,7 @@ mod tests {
         charged / taken
     }
 
-    /// Numbers without a rhythm.
+    /// Pseudo-random numbers.
     fn random(index: u64) -> u64 {
         let mixed = index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(family.guess(u64::MAX), None);
     }
 
-    /// `a + b` times the threads, whatever the two are: never less than the truth, and not much more.
+    /// `a + b` times the threads, for any `a` and `b`: never less than the truth, and not much more.
     #[test]
     fn what_follows_its_grid_is_never_guessed_too_short() {
         for (a, b) in [(0, 50), (5_000, 10), (200_000, 1), (30_000, 0)] {
@@ -218,7 +218,7 @@ mod tests {
         assert!((0.99..1.3).contains(&part), "{part}");
     }
 
-    /// The argument says how long each takes: the larger the grid, the shorter, and nothing of it was to be known.
+    /// The argument determines the time: the larger the grid, the shorter, which nothing could have shown before.
     #[test]
     fn what_does_not_follow_its_grid_is_charged_by_trials() {
         for (tiny_ns, alone) in [(100_000, true), (5_000_000, true), (100_000, false)] {

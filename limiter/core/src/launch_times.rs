@@ -1,4 +1,5 @@
-//! How long launches really took lately, and in relation to their estimates. Pure.
+//! How long launches have recently taken, absolutely and relative to their estimates. The governor measures this; batch
+//! sizes and limits of outstanding work follow from it.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -6,13 +7,13 @@ use limits::turns::ratio_ppm;
 
 use crate::tuning::{FAR_OFF, LONG_NS, MOST_OFF_PPM, OFF_PPM, SURELY_SHORT_NS};
 
-/// What work takes in relation to its estimates, in millionths: as much.
+/// Work takes as long as estimated, in millionths.
 const AS_ESTIMATED_PPM: u64 = 1_000_000;
 
-/// See the module.
+/// Recent launch durations; shared by threads.
 #[derive(Debug)]
 pub struct LaunchTimes {
-    /// Of each; zero: not known.
+    /// Mean duration of a launch; 0: unknown.
     each_ns: AtomicU64,
     took_ppm: AtomicU64,
 }
@@ -24,39 +25,39 @@ impl Default for LaunchTimes {
 }
 
 impl LaunchTimes {
-    /// How long one took; zero: not known.
+    /// The recent mean duration of a launch in nanoseconds; 0: unknown.
     #[inline]
     pub fn each_ns(&self) -> u64 {
         self.each_ns.load(Relaxed)
     }
 
-    /// Whether they took another time than they were estimated to.
+    /// Whether launches take notably longer or shorter than estimated.
     #[inline]
     pub fn estimates_are_off(&self) -> bool {
         let took = self.took_ppm.load(Relaxed);
         !(AS_ESTIMATED_PPM * AS_ESTIMATED_PPM / OFF_PPM..=OFF_PPM).contains(&took)
     }
 
-    /// By how much they took longer than estimated, in millionths; less than what matters is nothing.
+    /// How much longer than estimated launches take, in millionths; insignificant differences count as none.
     #[inline]
     fn longer_ppm(&self) -> u64 {
         Some(self.took_ppm.load(Relaxed)).filter(|&took| took > OFF_PPM).unwrap_or(AS_ESTIMATED_PPM)
     }
 
-    /// How long what is estimated at so much takes.
+    /// Converts estimated nanoseconds to expected real nanoseconds.
     #[inline]
     pub fn really(&self, estimated_ns: u64) -> u64 {
         estimated_ns.saturating_mul(self.longer_ppm()) / AS_ESTIMATED_PPM
     }
 
-    /// What is done in so much time, in estimated time.
+    /// Converts real nanoseconds to the estimated nanoseconds of the work done in them.
     #[inline]
     pub fn estimated(&self, ns: u64) -> u64 {
         ns.saturating_mul(AS_ESTIMATED_PPM) / self.longer_ppm()
     }
 
-    /// So many launches, estimated at so much, were done in some time. `busy`: the device had work all the time.
-    /// Otherwise they took no longer than that.
+    /// Records that `launches` launches, estimated at `estimated_ns`, were done within `ns`. `busy`: the device always
+    /// had work; otherwise `ns` is an upper bound for their time.
     pub fn add(&self, launches: u64, estimated_ns: u64, ns: u64, busy: bool) {
         let followed = |new: u64, old: u64, at_once: bool| match new > old {
             true if !busy => old,
@@ -67,21 +68,22 @@ impl LaunchTimes {
         if estimated_ns > 0 {
             let old = self.took_ppm.load(Relaxed);
             let new = ratio_ppm(ns, estimated_ns).min(MOST_OFF_PPM);
-            // What was seen to be done in a moment may have begun before: only if the device was busy it was too little.
+            // Work done in this time may have begun before it, so unless the device was busy all the time, the figure
+            // is too low.
             let new = if busy { new } else { new.max(AS_ESTIMATED_PPM) };
             self.took_ppm.store(followed(new, old, new / 2 > old), Relaxed);
         }
         let Some(each_ns) = ns.checked_div(launches) else { return };
         let old = self.each_ns();
         if busy || old > 0 {
-            // Longer ones at once: a batch of them holds others up.
+            // An increase counts at once: a batch of long launches delays others.
             self.each_ns.store(followed(each_ns, old, true).max(1), Relaxed);
         } else if each_ns <= SURELY_SHORT_NS {
             self.each_ns.store(each_ns.max(1), Relaxed);
         }
     }
 
-    /// What was estimated at so much was not done for so long.
+    /// Records that work estimated at `estimated_ns` was not done after `ns`.
     pub fn took_at_least(&self, estimated_ns: u64, ns: u64) {
         if ns > LONG_NS && ns / FAR_OFF > estimated_ns {
             let took = ratio_ppm(ns, estimated_ns.max(1)).min(MOST_OFF_PPM);
@@ -117,7 +119,7 @@ mod tests {
         assert!(!times.estimates_are_off());
     }
 
-    /// A pause is nobody's work. But what was done took no longer than all of the time.
+    /// A pause is not work, but the launches took at most the whole time.
     #[test]
     fn where_the_device_was_idle_they_took_no_longer() {
         let times = LaunchTimes::default();
@@ -131,7 +133,7 @@ mod tests {
         assert!(!times.estimates_are_off(), "more was seen to be done than began meanwhile");
     }
 
-    /// Else its batches would be as small as those of which nothing is known.
+    /// Otherwise its batches would be as small as those of unknown launches.
     #[test]
     fn a_program_that_waits_for_its_cpu_has_short_launches() {
         let times = LaunchTimes::default();

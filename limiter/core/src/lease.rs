@@ -1,35 +1,37 @@
-//! The right to launch until a moment.
+//! A lease: the right to launch until a moment. The governor obtains it from the daemon or from the session's own
+//! account.
 
 use crate::tuning::{LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS};
 
-/// The right to launch until a moment.
+/// The right to launch until `end`. Times are nanoseconds of one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// When the gate was opened, or may be.
+    /// When the gate was opened, or may be opened.
     pub begun: u64,
-    /// When it is to be closed.
+    /// When the gate has to be closed.
     pub end: u64,
-    /// The daemon's name for it; `None`: of the own account.
+    /// The daemon's name for the lease; `None`: it is of the session's own account.
     pub id: Option<u64>,
     /// Whether another session may use the device at the same time.
     pub shared: bool,
-    /// Whether no other session gets one before this one ends.
+    /// Whether no other session gets a lease before this one ends.
     pub exclusive: bool,
-    /// Whether it is one of several devices that are held together.
+    /// Whether the lease belongs to several devices that are held together.
     pub of_several: bool,
-    /// Whether it is only for what work on another device waits for.
+    /// Whether the lease only serves to launch what work on another device waits for.
     pub to_catch_up: bool,
 }
 
 impl Lease {
-    /// Of the own account.
+    /// A lease of the session's own account, `length` nanoseconds long.
     pub const fn own(begun: u64, length: u64, of_several: bool) -> Self {
         let (shared, exclusive, to_catch_up) = (false, false, false);
         Self { begun, end: begun + length, id: None, shared, exclusive, of_several, to_catch_up }
     }
 }
 
-/// What may be outstanding where the lease has so much time left and no other session uses the device.
+/// How much estimated work may be outstanding (ns) if the lease has `left_ns` left and no other session uses the
+/// device.
 #[inline]
 pub fn room_ns(left_ns: u64) -> u64 {
     left_ns.clamp(LEAST_OUTSTANDING_NS, MOST_OUTSTANDING_NS)

@@ -1,8 +1,8 @@
-//! The part of the limiter that decides: when a lease is asked for, kept and given up, and what it is charged.
+//! The decisions of the limiter: when a lease is requested, kept and given up, and what it is charged.
 //!
-//! Time is an argument, and so is what the device and the program were seen to do. There is no clock, thread, driver or
-//! I/O here, and no `unsafe`: the governor in `libcuda_limiter.so` calls it with what it sees, and the virtual world
-//! (`examples/fake-gpu/world`) with what a model does.
+//! Time is an argument, and so are the observations of device and program. There is no clock, thread, driver or I/O
+//! here, and no `unsafe`: the governor in `libcuda_limiter.so` calls this crate with what it observes, and the virtual
+//! world (`examples/fake-gpu/world`) with what a model does.
 //!
 //! [`Samples`] and [`GridModel`] tell how long work takes, and [`LaunchTimes`] how far off that was lately. [`Tenure`]
 //! is a lease while its gate is open, [`Usage`] what of it counts as used, [`Stall`] whether work waits for what the

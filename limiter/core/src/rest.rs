@@ -1,10 +1,10 @@
-//! Back-off: how long something is left alone after a failure. The time grows with each further failure.
+//! Back-off: how long something is not tried after a failure. The time grows with each further failure.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::tuning::{FIRST_REST_NS, LONGEST_REST_NS};
 
-/// See the module. Two threads that begin one at once make it no worse.
+/// A back-off, shared by threads. Two threads that begin one at once do no harm.
 #[derive(Debug)]
 pub struct Rest {
     until: AtomicU64,
@@ -12,18 +12,19 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// Nothing has failed.
+    /// No failure yet.
     pub const fn none() -> Self {
         Self { until: AtomicU64::new(0), last_ns: AtomicU64::new(0) }
     }
 
-    /// Whether it may be tried.
+    /// Whether another try is allowed.
     #[inline]
     pub fn is_over(&self, now: u64) -> bool {
         now >= self.until.load(Relaxed)
     }
 
-    /// Twice as long as the last one, unless that was over for as long as it lasted.
+    /// Records a failure: rests twice as long as the last time, unless the last rest has been over for as long as it
+    /// lasted.
     pub fn begin(&self, now: u64) {
         let last = self.last_ns.load(Relaxed);
         let helped = now.saturating_sub(self.until.load(Relaxed)) > last;
@@ -33,7 +34,7 @@ impl Rest {
         self.until.store(now.saturating_add(next), Relaxed);
     }
 
-    /// As if there had never been one.
+    /// Forgets all failures.
     pub fn end(&self) {
         self.last_ns.store(0, Relaxed);
         self.until.store(0, Relaxed);

@@ -1,21 +1,21 @@
-//! How long a kind of work takes, estimated from its latest samples.
+//! Estimates how long a kind of work takes from its latest samples. The limiter keeps one [`Samples`] per kind.
 //!
-//! If the session had the device to itself, the estimate is their mean. So it is right also for work whose time varies.
+//! If the session had the device to itself, the estimate is the mean, which is right also for work whose time varies.
 //! If another session may have used the device as well, some samples include its time slices, and its use of the caches
 //! makes all of them longer. Then the estimate is the lower quartile. If that is close to the lower quartile of earlier
-//! undisturbed samples, their mean stays the estimate.
+//! undisturbed samples, their mean remains the estimate.
 
 use crate::tuning::{DISTURBANCE_NS, ENOUGH_SAMPLES, SAMPLES};
 
-/// How long some work took once.
+/// One measured duration.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     ns: u64,
-    /// No other session could use the device meanwhile.
+    /// Whether no other session could use the device meanwhile.
     alone: bool,
 }
 
-/// What samples that were taken alone say.
+/// Statistics of undisturbed samples.
 #[derive(Clone, Copy, Debug)]
 struct Undisturbed {
     quarter: u64,
@@ -26,20 +26,21 @@ struct Undisturbed {
 #[derive(Debug, Default)]
 pub struct Samples {
     ring: [Sample; SAMPLES],
-    /// How many there have been since it was another.
+    /// Number of samples since the work last changed.
     count: usize,
-    /// The first ones that were taken alone, until there are enough: moments alone may be far between.
+    /// The first undisturbed samples, until there are enough: undisturbed moments may be rare.
     early: [u64; ENOUGH_SAMPLES],
     early_count: usize,
-    /// What was known when there were enough that were taken alone.
+    /// Statistics from when there were last enough undisturbed samples.
     undisturbed: Option<Undisturbed>,
-    /// The last ones that had nothing to do with those before: further off than by half or double.
+    /// Recent consecutive samples that differ from the earlier ones by more than a factor of two.
     strays: [Sample; ENOUGH_SAMPLES],
     stray: usize,
 }
 
 impl Samples {
-    /// Adds a sample and tells the estimate. `alone`: no other session could use the device meanwhile.
+    /// Adds a sample and returns the new estimate, both in nanoseconds. `alone`: no other session could use the device
+    /// meanwhile.
     pub fn add(&mut self, ns: u64, alone: bool) -> u64 {
         let sample = Sample { ns, alone };
         self.notice_stray(sample);
@@ -51,10 +52,10 @@ impl Samples {
         self.estimate().unwrap_or(ns)
     }
 
-    /// Several strays in a row: the work has become another, and what was known of it does not hold.
+    /// Several strays in a row mean that the work has changed, so the earlier samples are dropped.
     fn notice_stray(&mut self, sample: Sample) {
         let Sample { ns, alone } = sample;
-        // Work that takes now this, now that is not another each time.
+        // Work that alternates between two durations does not change each time.
         let earlier = self.stray..self.count.min(SAMPLES);
         let known = || earlier.clone().map(|back| self.ring[(self.count - 1 - back) % SAMPLES].ns);
         let is_below = known().min().is_some_and(|least| ns < least / 2);
@@ -66,7 +67,7 @@ impl Samples {
         self.strays[self.stray] = sample;
         self.stray += 1;
         if self.stray == self.strays.len() {
-            // This one is about to be added.
+            // The current sample is added by the caller.
             let earlier = self.strays.len() - 1;
             self.ring[..earlier].copy_from_slice(&self.strays[..earlier]);
             self.count = earlier;
@@ -76,7 +77,7 @@ impl Samples {
         }
     }
 
-    /// Takes one more of the first ones that were taken alone; what they say, once there are enough.
+    /// Adds an early undisturbed sample; returns their statistics once there are enough.
     fn early(&mut self, ns: u64) -> Option<Undisturbed> {
         *self.early.get_mut(self.early_count)? = ns;
         self.early_count += 1;
@@ -87,17 +88,17 @@ impl Samples {
         said_by(&self.early)
     }
 
-    /// The shortest of the latest.
+    /// The shortest of the latest samples, in nanoseconds.
     pub fn shortest(&self) -> Option<u64> {
         self.ring[..self.count.min(SAMPLES)].iter().map(|sample| sample.ns).min()
     }
 
-    /// Whether there are so many that work need not be looked at whenever it comes.
+    /// Whether there are enough samples, so that launches of the work can take the fast path.
     pub fn are_enough(&self) -> bool {
         self.count >= ENOUGH_SAMPLES
     }
 
-    /// Whether enough were taken alone.
+    /// Whether there were enough undisturbed samples.
     pub fn are_settled(&self) -> bool {
         self.undisturbed.is_some()
     }
@@ -112,7 +113,7 @@ impl Samples {
         Some(self.ring[self.count.checked_sub(1)? % SAMPLES])
     }
 
-    /// Those that count, in order: all, or those that were taken alone.
+    /// The samples in ascending order: all, or only undisturbed ones.
     fn sorted<'a>(&self, alone: bool, place: &'a mut [u64; SAMPLES]) -> &'a mut [u64] {
         let known = &self.ring[..self.count.min(SAMPLES)];
         let chosen = known.iter().filter(|sample| sample.alone || !alone);
@@ -122,8 +123,8 @@ impl Samples {
         sorted
     }
 
-    /// Whether there are enough of them, taken while no other session could use the device, the middle half
-    /// is within an eighth of the estimate, and the latest one within a quarter.
+    /// Whether the work is steady: there are enough undisturbed samples, their middle half is within an eighth of the
+    /// estimate, and the latest one within a quarter.
     pub fn are_steady(&self) -> bool {
         let (Some(estimate), Some(latest)) = (self.estimate(), self.latest()) else { return false };
         let mut place = [0; SAMPLES];
@@ -150,7 +151,7 @@ impl Samples {
         Some(self.undisturbed.filter(is_near).map_or(quarter, |known| known.mean))
     }
 
-    /// What those that were taken alone say, if there are enough.
+    /// Statistics of the undisturbed samples, if there are enough.
     fn alone(&self) -> Option<Undisturbed> {
         let mut place = [0; SAMPLES];
         let sorted = self.sorted(true, &mut place);
@@ -158,7 +159,7 @@ impl Samples {
     }
 }
 
-/// What samples in order say; `None`: there are none.
+/// Statistics of sorted samples; `None`: there are none.
 fn said_by(sorted: &[u64]) -> Option<Undisturbed> {
     let quarter = sorted.len().div_ceil(4).min(sorted.len().saturating_sub(1) / 2);
     let sum: u128 = sorted.iter().map(|&ns| u128::from(ns)).sum();
@@ -170,7 +171,7 @@ fn said_by(sorted: &[u64]) -> Option<Undisturbed> {
 mod tests {
     use super::*;
 
-    /// A kernel whose time depends on its arguments: each tenth one takes a thousand times as long.
+    /// A kernel whose time depends on its arguments: each tenth launch takes a thousand times as long.
     #[test]
     fn rare_long_ones_count_as_often_as_they_come() {
         let mut samples = Samples::default();
@@ -180,7 +181,7 @@ mod tests {
         };
         let mean = (20_000_000 + 9 * 20_000) / 10;
         assert!(take(true).abs_diff(mean) < mean / 50);
-        // Beside others that is still what it takes.
+        // Beside others the estimate remains.
         assert!(take(false) > mean / 2);
     }
 
@@ -194,7 +195,7 @@ mod tests {
         assert!((95..=105).contains(&estimate), "{estimate}");
     }
 
-    /// Up to two thirds of the samples, however many come one after the other.
+    /// Up to two thirds of the samples contain slices, however many consecutive ones.
     #[test]
     fn slices_of_other_sessions_do_not_make_work_longer() {
         let mut samples = Samples::default();
@@ -203,12 +204,12 @@ mod tests {
             estimate = samples.add(if round % 15 < 10 { 2_000_000 } else { 5_000 }, false);
         }
         assert_eq!(estimate, 5_000);
-        // What is learnt alone replaces it.
+        // Undisturbed samples replace the estimate.
         for _ in 0..15 {
             estimate = samples.add(6_000, true);
         }
         assert_eq!(estimate, 6_000);
-        // And stays, as far as the others can be the reason for what comes then.
+        // The estimate remains as long as other sessions may explain the next samples.
         for (ns, expected) in [(9_000, 6_000), (14_000, 6_000), (40_000, 40_000), (5_000, 5_000)] {
             for _ in 0..15 {
                 estimate = samples.add(ns, false);
@@ -217,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Kernels that are longer than the hardware's slices are never seen without them beside others.
+    /// Beside others, kernels longer than the hardware's slices are always sampled with slices.
     #[test]
     fn a_moment_alone_tells_more_than_all_that_was_seen_beside_others() {
         let mut samples = Samples::default();
@@ -248,7 +249,7 @@ mod tests {
         let all: Vec<bool> =
             (0..SAMPLES as u64).map(|round| steady(&mut samples, 1000 + round % 4 * 30)).collect();
         assert_eq!(all.iter().position(|&steady| steady), Some(SAMPLES - 1));
-        // The first one that is off is enough, and then it takes some that agree.
+        // One outlier is enough, and then several samples have to agree.
         assert!(!steady(&mut samples, 1400) && steady(&mut samples, 1030));
         assert!(!steady(&mut samples, 5000) && steady(&mut samples, 1030));
         samples.add(1000, false);

@@ -1,8 +1,8 @@
-//! Whether streams wait for what the program does next.
+//! Detects streams that wait for what their program does next.
 //!
-//! A stream may wait for a value, and its program writes that after more launches. Then no launch may wait for what is
-//! outstanding. Nothing tells so beforehand. So the first launch waits in vain for a while. From then on those into
-//! streams with unfinished waits pass, until something is seen to be done.
+//! A stream may wait for a value that its program writes after further launches. Then no launch may wait for
+//! outstanding work, which nothing shows beforehand. So the first launch waits in vain for a while. From then on
+//! launches into streams with unfinished waits pass, until there is progress.
 //!
 //! What is launched meanwhile is charged like everything else.
 
@@ -11,15 +11,15 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::tuning::{LATELY_NS, PATIENCE_AGAIN_NS};
 
-/// Nothing stalls.
+/// No stall.
 const NONE: u64 = u64::MAX;
 
-/// See the module.
+/// The stall of one device, shared by threads.
 #[derive(Debug)]
 pub struct Stall {
-    /// What had been done when a launch had waited in vain: a number that changes with it.
+    /// The progress when a launch had waited in vain.
     progress: AtomicU64,
-    /// When that was; zero: never.
+    /// When the last stall began (ns); 0: never.
     at: AtomicU64,
 }
 
@@ -30,13 +30,14 @@ impl Default for Stall {
 }
 
 impl Stall {
-    /// A launch into a stream with unfinished waits has waited in vain.
+    /// Records that a launch into a stream with unfinished waits has waited in vain. `progress`: a number that changes
+    /// whenever work is done.
     pub fn begin(&self, progress: u64, now: u64) {
         self.at.store(now, Relaxed);
         self.progress.store(progress, Release);
     }
 
-    /// Whether nothing was done since then. `progress` is asked for what is done by now.
+    /// Whether there was no progress since then; `progress` returns the current number.
     #[inline]
     pub fn lasts(&self, progress: impl FnOnce() -> u64) -> bool {
         let before = self.progress.load(Acquire);
@@ -45,32 +46,32 @@ impl Stall {
         }
         let lasts = before == progress();
         if !lasts {
-            // Another may have begun meanwhile: it stays.
+            // If another stall has begun meanwhile, it stays.
             let _ = self.progress.compare_exchange(before, NONE, Relaxed, Relaxed);
         }
         lasts
     }
 
-    /// Whether there was one at some time.
+    /// Whether there has ever been a stall.
     #[inline]
     pub fn has_been(&self) -> bool {
         self.at.load(Relaxed) != 0
     }
 
-    /// Whether there was one lately.
+    /// Whether there was a stall recently.
     fn was_lately(&self, now: u64) -> bool {
         let at = self.at.load(Relaxed);
         at != 0 && now.saturating_sub(at) <= LATELY_NS
     }
 
-    /// How long a launch into a stream with unfinished waits is to wait, where it would wait for `usual` and what is
-    /// outstanding takes `outstanding`.
+    /// How long (ns) a launch into a stream with unfinished waits should wait: `usual`, or less if there was a stall
+    /// recently; `outstanding` is the estimated outstanding work.
     #[inline]
     pub fn patience(&self, now: u64, usual: u64, outstanding: u64) -> u64 {
         if !self.was_lately(now) {
             return usual;
         }
-        // A long kernel is no wait.
+        // Waiting for a long kernel is no stall.
         usual.min(outstanding.saturating_mul(2).max(PATIENCE_AGAIN_NS))
     }
 }
@@ -86,7 +87,7 @@ mod tests {
         stall.begin(7, 1);
         assert!(stall.has_been() && stall.lasts(|| 7) && stall.lasts(|| 7));
         assert!(!stall.lasts(|| 8));
-        // It does not come back.
+        // A stall that is over stays over.
         assert!(!stall.lasts(|| 7));
         stall.begin(8, 2);
         assert!(stall.lasts(|| 8));

@@ -1,4 +1,4 @@
-//! A lease while its gate is open: when its holder looks, asks for more, and gives it up.
+//! A lease while its gate is open: when the governor checks the program, asks to extend the lease, and gives it up.
 
 use crate::lease::Lease;
 use crate::tuning::{
@@ -7,30 +7,30 @@ use crate::tuning::{
 };
 use crate::usage::{Totals, Usage, Used};
 
-/// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
+/// 2^64 divided by the golden ratio: a large odd number with evenly spread bits.
 pub const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// See the module.
+/// A lease while its gate is open. Times are nanoseconds of one monotonic clock.
 #[derive(Debug)]
 pub struct Tenure {
-    /// The lease as it stands now.
+    /// The lease as it was last granted or extended.
     pub lease: Lease,
-    /// What of it counts as used.
+    /// Measures the use of the lease.
     pub usage: Usage,
-    /// What has not been told to the account.
+    /// Use that was not reported to the account yet.
     pub used: Used,
     begun: u64,
-    /// When to ask for the lease to go on.
+    /// When to ask to extend the lease.
     renew_at: Option<u64>,
-    /// What was seen of the program at the last look.
+    /// The program's activity at the last check.
     activity: Option<u64>,
     idle_since: Option<u64>,
-    /// It is not used, and kept because nobody else waits for it.
+    /// Whether the unused lease is kept because no other session waits for it.
     pub is_kept: bool,
 }
 
 impl Tenure {
-    /// The gate is about to be opened.
+    /// For a gate that is about to be opened.
     pub fn new(now: u64, lease: Lease, usage: Usage) -> Self {
         let used = Used::default();
         let renew_at = renewal(now, &lease);
@@ -38,8 +38,8 @@ impl Tenure {
         Self { lease, usage, used, begun: now, renew_at, activity, idle_since, is_kept: false }
     }
 
-    /// Until when the governor may sleep. Its first looks come soon: more may be launched then. With a gate in streams
-    /// looking costs next to nothing, and a lease that others may wait for is looked at often.
+    /// Until when the governor may sleep. The first checks come soon, because more may be launched then. With a gate in
+    /// streams a check costs next to nothing, so a lease that others may wait for is checked often.
     pub fn sleeps_until(&self, now: u64, in_stream: bool) -> u64 {
         let look = if in_stream && !self.is_kept {
             SHORTEST_LOOK_NS
@@ -51,12 +51,12 @@ impl Tenure {
         now.saturating_add(look).min(self.next())
     }
 
-    /// When the lease ends, or is to go on.
+    /// When the lease ends, or has to be extended.
     pub fn next(&self) -> u64 {
         self.lease.end.min(self.renew_at.unwrap_or(u64::MAX))
     }
 
-    /// Whether the program did something since the last look. `activity` changes with it.
+    /// Whether the program did something since the last check. `activity` changes with each launch.
     pub fn goes_on(&mut self, activity: u64) -> bool {
         let goes_on = self.activity.replace(activity) != Some(activity);
         if goes_on {
@@ -65,32 +65,32 @@ impl Tenure {
         goes_on
     }
 
-    /// Counts the time since the last look; `busy_since`: so long there always was work.
+    /// Counts the time since the last check. `busy_since`: since when there always was work.
     pub fn look(&mut self, now: u64, totals: Totals, busy_since: Option<u64>) {
         let used = self.usage.until(now, totals, busy_since);
         self.used += if core::mem::take(&mut self.is_kept) { used.after_idle() } else { used };
     }
 
-    /// The same while what is left is being done. `waits`: all of it may only have waited. Where no other session uses
-    /// the device that is all of the time, whatever the work was taken to need.
+    /// Counts the time since the last check during a drain. `waits`: all work may only have waited. If no other session
+    /// uses the device, all of the time counts, whatever the estimates.
     pub fn look_at_the_rest(&mut self, now: u64, totals: Totals, waits: bool, shared: bool) {
         let used = self.usage.until(now, totals, (!waits).then_some(0));
         self.used += if shared || waits { used } else { Used::busy(used.held_ns) };
     }
 
-    /// The program was seen to have nothing to be done. Returns for how long that has been so.
+    /// Records that the program has no work. Returns for how long (ns).
     pub fn idles(&mut self, now: u64, totals: Totals) -> u64 {
         self.usage.drained(totals);
         now.saturating_sub(*self.idle_since.get_or_insert(now))
     }
 
-    /// How long the program may not use its lease. Holding on costs nothing where others use the device as well, or
-    /// nobody does: what is not used is not charged. Where a handover is cheap there is little to be won by it.
+    /// How long (ns) the program may leave its lease unused. Keeping it costs nothing if others use the device as well,
+    /// or if nobody does, because unused time is not charged. If a handover is cheap, keeping the lease gains little.
     pub fn patience(&self, in_stream: bool, utilization: &LeaseUtilization) -> u64 {
         match self.lease {
-            // It pays by the clock, unless others use the device as well.
+            // Charged by the clock, unless others use the device as well.
             Lease { of_several: true, shared: false, .. } => COSTLY_PAUSE_NS,
-            // The other devices may wait for what it does next.
+            // The other devices may wait for this program's next launches.
             Lease { id: None, .. } | Lease { of_several: true, .. } => PAUSE_NS,
             Lease { shared: true, .. } if in_stream => SHARED_PAUSE_NS,
             _ if in_stream => SHORTEST_LOOK_NS,
@@ -100,28 +100,30 @@ impl Tenure {
         }
     }
 
-    /// The lease has not been used for so long, with a gate in streams. Whether it is kept all the same, because nobody
-    /// else waits for it; `was_kept`: as it was at the last look.
+    /// With a gate in streams: whether the lease, unused for `idle_ns`, is kept because no other session waits for it.
+    /// `was_kept`: the answer at the last check.
     pub fn keeps(&mut self, idle_ns: u64, was_kept: bool, nobody_waits: bool) -> bool {
         if !was_kept {
-            // It was not needed: what the program leaves idle is what is in between.
+            // The time since the last check was not needed; only what the program leaves idle between uses counts as
+            // its idle time.
             self.used.idle_ns = self.used.idle_ns.saturating_add(idle_ns);
         }
         self.is_kept = idle_ns < KEEP_NS && nobody_waits;
         self.is_kept
     }
 
-    /// Whether the lease is to be asked to go on.
+    /// Whether the lease should be extended now.
     pub fn is_to_be_renewed(&self, now: u64) -> bool {
         self.renew_at.is_some_and(|at| now >= at)
     }
 
-    /// What has been used since this was last asked, to be told.
+    /// Takes the use since the last call, to report it.
     pub fn take_used(&mut self) -> Used {
         core::mem::take(&mut self.used)
     }
 
-    /// The lease has been asked to go on, and stands like this now. `changed`: its limits have, and it may be too long.
+    /// Records the answer to a request to extend the lease. `changed`: the limits have changed, so the lease may be too
+    /// long.
     pub fn renewed(&mut self, now: u64, lease: Lease, changed: bool) {
         let goes_on = changed || lease.end > self.lease.end;
         self.renew_at = if goes_on { renewal(now, &lease) } else { None };
@@ -129,19 +131,19 @@ impl Tenure {
     }
 }
 
-/// When to ask for more of a lease: at its half. As much as it has left may be outstanding, and a lease that goes on
-/// is not to look as if it ended.
+/// When to ask to extend a lease: at half of its time. Outstanding work is limited by the time that is left, so a lease
+/// that will go on must not seem to end.
 fn renewal(now: u64, lease: &Lease) -> Option<u64> {
     let early = lease.end.saturating_sub(now) / 2;
     (early >= LEAST_BEFORE_NS).then_some(lease.end - early)
 }
 
-/// How much of the time that it holds the device the program uses, lately.
+/// The recent share of held time that the program uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseUtilization(Option<f64>);
 
 impl LeaseUtilization {
-    /// Adds what was used of a stretch of time.
+    /// Adds the use of a period.
     pub fn add(&mut self, used: Used) {
         if used.needed_ns() > 0 {
             let held = used.needed_ns() as f64;
@@ -151,19 +153,19 @@ impl LeaseUtilization {
         }
     }
 
-    /// Whether it leaves the device idle part of the time.
+    /// Whether the program leaves the device idle part of the time.
     pub fn is_sparse(&self) -> bool {
         self.0.is_some_and(|utilization| utilization < SPARSE)
     }
 }
 
-/// Whether another session uses the device at the same time. A lease tells how it was when it was
-/// granted; those who were there a moment ago will be there again.
+/// Whether another session uses the device at the same time. A lease only tells this for the moment of its grant; a
+/// session seen a moment ago is expected again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Neighbours(Option<u64>);
 
 impl Neighbours {
-    /// A lease tells of others or does not; whether to count on them.
+    /// Records whether a lease is shared; returns whether to expect other sessions.
     pub fn note(&mut self, lease: &Lease, now: u64) -> bool {
         if lease.shared {
             self.0 = Some(now);
@@ -189,7 +191,7 @@ mod tests {
         let mut long = tenure(20 * MS);
         assert!(!long.is_to_be_renewed(10 * MS - 1) && long.is_to_be_renewed(10 * MS));
         assert_eq!(long.next(), 10 * MS);
-        // It does not go on.
+        // The lease was not extended.
         long.renewed(10 * MS, long.lease, false);
         assert!(!long.is_to_be_renewed(20 * MS));
         assert_eq!(long.next(), 20 * MS);

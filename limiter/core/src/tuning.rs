@@ -1,6 +1,6 @@
-//! The numbers by which this crate behaves: each with its unit, its reason, and the figure that needs it.
+//! The numbers by which this crate behaves, each with its unit, its reason, and the figure that needs it.
 //!
-//! A test (`tests/house.rs`) sees to it that there are no others, and no more than there were.
+//! A test (`tests/house.rs`) checks that there are no others, and no more than there were.
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
@@ -12,7 +12,7 @@ const SECOND: u64 = 1_000 * MS;
 /// of unknown duration, or behind a wait for something outside of the device. A long launch may go beyond it. The next
 /// holder waits for it (p95 of waits, 12 ms).
 pub const LEAST_OUTSTANDING_NS: u64 = 2 * MS;
-/// What may be outstanding at most, however long a lease is: the longest lease.
+/// The most that may be outstanding, however long a lease is: the longest lease.
 pub const MOST_OUTSTANDING_NS: u64 = 50 * MS;
 
 // A lease while its gate is open.
@@ -21,29 +21,29 @@ pub const MOST_OUTSTANDING_NS: u64 = 50 * MS;
 /// could have.
 pub(crate) const LEAST_LOOK_NS: u64 = 3 * MS;
 pub(crate) const LOOK_SPREAD_NS: u64 = 2 * MS;
-/// The first look comes sooner: more may be launched then.
+/// The first check comes sooner, because more may be launched then.
 pub(crate) const FIRST_LOOK_NS: u64 = MS;
-/// The longest time between two looks.
+/// The longest time between two checks.
 pub const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
-/// The time between two where looking costs next to nothing: with gates in streams a look reads memory.
+/// The time between checks with gates in streams, where a check only reads memory.
 pub const SHORTEST_LOOK_NS: u64 = 500 * US;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does. Programs pause for
 /// some milliseconds between steps.
 pub(crate) const PAUSE_NS: u64 = 25 * MS;
 pub(crate) const COSTLY_PAUSE_NS: u64 = 4 * MS;
-/// The same where others use the device as well, and a handover is cheap.
+/// The same if others use the device as well and a handover is cheap.
 pub(crate) const SHARED_PAUSE_NS: u64 = 2 * MS;
 /// For how long a program may not use a lease that nobody else waits for: the daemon says when somebody does. Servers
 /// with four requests a second begin at an open gate.
 pub const KEEP_NS: u64 = 250 * MS;
-/// A lease that has less than twice this left is not asked to go on: the answer would come too late.
+/// A lease with less than twice this left is not extended: the answer would come too late.
 pub(crate) const LEAST_BEFORE_NS: u64 = 500 * US;
-/// How long another session that was seen to use the device is expected again.
+/// How long another session that was seen to use the device is expected to return.
 pub(crate) const NEIGHBOURS_NS: u64 = SECOND;
 /// A program that uses less than this part of its leases leaves the device idle part of the time: waiting a while for
 /// it to go on costs others nothing.
 pub(crate) const SPARSE: f64 = 0.8;
-/// Nanoseconds over which that part is averaged.
+/// Averaging time of that part, in nanoseconds.
 pub(crate) const UTILIZATION_OVER_NS: f64 = 200e6;
 
 // What is charged.
@@ -55,8 +55,7 @@ pub(crate) const FAR_APART_NS: u64 = 200 * MS;
 /// believed.
 pub(crate) const OFF_PPM: u64 = 1_250_000;
 pub(crate) const MOST_OFF_PPM: u64 = 64_000_000;
-/// Work that is waited for by itself has taken far longer than expected if it took so many times as long, and so many
-/// nanoseconds.
+/// Awaited work has taken far longer than expected from this factor and this many nanoseconds on.
 pub(crate) const FAR_OFF: u64 = 2;
 pub(crate) const LONG_NS: u64 = 4 * MS;
 /// Launches of which nobody knows how long one takes, but that it is no longer than this, count as that long: the
@@ -72,7 +71,7 @@ pub(crate) const LATELY_NS: u64 = 2 * SECOND;
 
 // How long work takes.
 
-/// Samples of a kind of work that count, and guesses that were tried: the latest.
+/// Number of latest samples of a kind, and of latest trials of guesses, that count.
 pub(crate) const SAMPLES: usize = 15;
 /// Samples after which work is no longer looked at whenever it comes, a function's other grids are guessed, and tries
 /// that were taken alone tell the mean.
@@ -80,7 +79,7 @@ pub(crate) const ENOUGH_SAMPLES: usize = 3;
 /// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so many
 /// nanoseconds on top: what an event costs there.
 pub(crate) const DISTURBANCE_NS: u64 = 3 * US;
-/// Grids of a function that count: the latest.
+/// Number of latest grid sizes of a function that count.
 pub(crate) const SIZES: usize = 16;
 /// No guess is shorter, in nanoseconds: below that, samples tell little. What may take longer than the second is not
 /// guessed: while it runs, all of the time counts.
@@ -94,8 +93,8 @@ pub(crate) const MOST_GUESS_NS: f64 = 100e6;
 pub const FIRST_RETRY_NS: u64 = 20 * MS;
 /// See [`FIRST_RETRY_NS`].
 pub const LAST_RETRY_NS: u64 = 320 * MS;
-/// The same for a daemon that is not believed.
+/// The same for a daemon that is not trusted.
 pub const DISTRUST_RETRY_NS: u64 = 10 * SECOND;
-/// How long something is left alone after it has failed: first, and at most.
+/// How long to rest after a failure: first, and at most.
 pub(crate) const FIRST_REST_NS: u64 = SECOND;
 pub(crate) const LONGEST_REST_NS: u64 = 128 * SECOND;

@@ -1,26 +1,26 @@
-//! How much of the device's held time the program uses. Pure.
+//! Measures how much of the time that a process holds a device its program uses. The governor asks at each check.
 //!
-//! Launched work waits in queues. It is used up as time passes, not when it is launched. Two figures show how
-//! much was used: the estimates of the launched work, and the time for which a thread was always found to
-//! have work queued. While work with an unknown duration is under way, all of the time counts.
+//! Launched work waits in queues and is used up as time passes, not when it is launched. Two figures show how much was
+//! used: the estimates of the launched work, and the time for which some thread always had work queued. While work of
+//! unknown duration is under way, all of the time counts.
 
 use crate::tuning::FAR_APART_NS;
 
-/// What has been launched on a device, in all.
+/// Sums over everything launched on a device.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Totals {
-    /// Estimated nanoseconds of everything launched.
+    /// Estimated nanoseconds of all launches.
     pub launched_ns: u64,
-    /// How many of them may not have been done yet, at most.
+    /// The part of them that may not be done yet, at most.
     pub outstanding_ns: u64,
-    /// Time for which work was always queued.
+    /// Nanoseconds for which work was always queued.
     pub backlogged_ns: u64,
     /// Whether work of unknown duration may be under way.
     pub unknown: bool,
 }
 
 impl Totals {
-    /// Adds what another lane has launched; its backlog is the caller's matter.
+    /// Adds another lane's launches; the caller combines the backlogs.
     pub fn add(&mut self, other: Self) {
         self.launched_ns = self.launched_ns.wrapping_add(other.launched_ns);
         self.outstanding_ns = self.outstanding_ns.saturating_add(other.outstanding_ns);
@@ -28,36 +28,36 @@ impl Totals {
     }
 }
 
-/// How a stretch of time was used, in nanoseconds.
+/// How a period was used, in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// How long it was.
+    /// Its length.
     pub held_ns: u64,
-    /// For how much of it the estimates say that the device was busy with the program's work.
+    /// The part in which the device was busy with the program's work, by the estimates.
     pub estimated_ns: u64,
-    /// For how much of it work was always queued.
+    /// The part in which work was always queued.
     pub backlogged_ns: u64,
-    /// For how much of it there was no work, and nobody else waited either.
+    /// The part in which there was no work and nobody else waited.
     pub idle_ns: u64,
 }
 
 impl Used {
-    /// Time in which the device is busy with the program's work.
+    /// A period of `ns` nanoseconds in which the device was busy with the program's work.
     pub const fn busy(ns: u64) -> Self {
         Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
     }
 
-    /// The same, where there was no work at its beginning: what of it is not known to be used was idle.
+    /// The same period if there was no work at its beginning: the part not known to be used was idle.
     pub fn after_idle(self) -> Self {
         Self { idle_ns: self.held_ns - self.alone(), ..self }
     }
 
-    /// For how long the program held what others might have wanted.
+    /// The part in which the program held what others might have wanted.
     pub const fn needed_ns(self) -> u64 {
         self.held_ns.saturating_sub(self.idle_ns)
     }
 
-    /// What is charged where no other session used the device.
+    /// The charge if no other session used the device.
     pub fn alone(self) -> u64 {
         self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
     }
@@ -72,56 +72,56 @@ impl core::ops::AddAssign for Used {
     }
 }
 
-/// Follows the use of a lease.
+/// Measures the use of a lease.
 #[derive(Debug)]
 pub struct Usage {
     at: u64,
-    /// Estimated nanoseconds of what has been done.
+    /// Estimated nanoseconds of the work that is done.
     served: u64,
-    /// Backlog that was counted, on the lanes' scale.
+    /// Backlog counted so far, on the scale of `Totals::backlogged_ns`.
     backlogged: u64,
-    /// Work was under way all the time between the last two moments.
+    /// Whether work was always under way between the last two calls.
     lasted: bool,
 }
 
 impl Usage {
-    /// From the opening of the gate, when nothing is queued.
+    /// From the opening of the gate, with nothing queued.
     pub const fn new(now: u64, totals: Totals) -> Self {
         let (served, backlogged) = (totals.launched_ns, totals.backlogged_ns);
         Self { at: now, served, backlogged, lasted: false }
     }
 
-    /// From the opening of the gate, when what was launched before is not done.
+    /// From the opening of the gate, with earlier work not done.
     pub const fn with_rest(now: u64, totals: Totals) -> Self {
         let served = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         Self { served, ..Self::new(now, totals) }
     }
 
-    /// When it was last asked.
+    /// When it was last asked (ns).
     pub const fn at(&self) -> u64 {
         self.at
     }
 
-    /// Tells of the time since it was last asked. `busy_since`: so long work was under way all the time; where
-    /// others use the device as well, it may have been theirs that ran.
+    /// The use of the time since the last call. `busy_since`: since when work was always under way; if others use the
+    /// device as well, their work may have run.
     pub fn until(&mut self, now: u64, totals: Totals, busy_since: Option<u64>) -> Used {
         let held_ns = now.saturating_sub(self.at);
         let queued = totals.launched_ns.saturating_sub(self.served);
         let estimated_ns = if totals.unknown { held_ns } else { queued.min(held_ns) };
-        // What cannot be outstanding any more has been done, however long it was taken to be.
+        // Work that cannot be outstanding any more is done, whatever its estimate.
         let oldest = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         self.served =
             (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
         let told_ns = totals.backlogged_ns;
         let late_ns = told_ns.saturating_sub(self.backlogged);
         let since = busy_since.unwrap_or(now).clamp(self.at.min(now), now);
-        // What was under way until this was last asked ended at some time before that.
+        // Work that was under way until the last call ended at some time before it.
         let began = if self.lasted { self.at.midpoint(since) } else { since };
         self.lasted = held_ns > 0 && since <= self.at;
         let busy_ns = now.saturating_sub(began);
         let backlogged_ns = late_ns.max(busy_ns).min(held_ns);
-        // A batch that began before this was last asked tells of more than the time since then: the rest makes
-        // up for what was missing then. And what was seen to be busy will be told of again.
+        // A batch that began before the last call covers more than the time since then; the excess makes up for what
+        // was missing then. Time that was seen to be busy will be reported again with its batch.
         self.backlogged = self
             .backlogged
             .saturating_add(backlogged_ns)
@@ -130,7 +130,7 @@ impl Usage {
         Used { held_ns, estimated_ns, backlogged_ns, idle_ns: 0 }
     }
 
-    /// Everything launched has been done.
+    /// Records that everything launched is done.
     pub fn drained(&mut self, totals: Totals) {
         self.served = totals.launched_ns;
     }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(sum, 100 * MS);
     }
 
-    /// Batches do not end when the governor looks.
+    /// Batches do not end when the governor checks.
     #[test]
     fn what_a_batch_tells_late_is_not_lost() {
         let mut usage = Usage::new(0, totals(0, 0));
@@ -176,13 +176,13 @@ mod tests {
             sum += usage.until(at * MS, told(ns), None);
         }
         assert_eq!(sum.backlogged_ns, 15 * MS + MS / 2);
-        // Half a millisecond is left, and no more.
+        // Half a millisecond is left.
         assert_eq!(usage.until(30 * MS, told(16 * MS), None).backlogged_ns, MS / 2);
         assert_eq!(usage.until(40 * MS, told(16 * MS), None).backlogged_ns, 0);
     }
 
-    /// A kernel of 10 ms after each 10 ms of nothing: the governor sees part of each, the lane tells of all
-    /// when it is done.
+    /// Kernels of 10 ms with pauses of 10 ms: the governor sees part of each, and the lane reports the whole when it is
+    /// done.
     #[test]
     fn what_was_seen_and_is_told_of_counts_once() {
         let mut usage = Usage::new(0, totals(0, 0));
@@ -199,7 +199,7 @@ mod tests {
         assert!((990 * MS..=1_000 * MS).contains(&sum.backlogged_ns), "{sum:?}");
     }
 
-    /// The governor does not see when it ended.
+    /// The governor does not see when the work ended.
     #[test]
     fn what_lasted_ended_halfway() {
         let mut usage = Usage::new(0, totals(0, 0));
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!((backlogged(24, Some(20)), backlogged(28, Some(26))), (4_000, 3_000));
     }
 
-    /// Estimates that are too low do not matter where work was always queued, and ones that are too high
-    /// cannot pile up.
+    /// Estimates that are too low do not matter if work was always queued, and estimates that are too high cannot
+    /// accumulate.
     #[test]
     fn wrong_estimates() {
         let mut usage = Usage::new(0, totals(0, 0));
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(used.alone(), 9 * MS);
         let mut usage = Usage::new(0, totals(0, 0));
         assert_eq!(usage.until(10 * MS, totals(50 * MS, 2 * MS), None).alone(), 10 * MS);
-        // Now idle: only what may be outstanding is left.
+        // Now idle: only the outstanding part is left.
         assert_eq!(usage.until(30 * MS, totals(50 * MS, 2 * MS), None).alone(), 2 * MS);
         usage.drained(totals(50 * MS, 2 * MS));
         assert_eq!(usage.until(50 * MS, totals(50 * MS, 2 * MS), None).alone(), 0);
