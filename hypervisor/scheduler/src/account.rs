@@ -1,12 +1,12 @@
-//! What one session has earned, used and owes on one device.
+//! A session's account on one device: what it has earned, used and owes. The roster holds one per session.
 //!
 //! * `own` is the bucket of the guaranteed share.
-//! * `ceiling` is a second bucket, for a session that may have more than its guaranteed share up to
-//!   a bound. All use is taken from it.
-//! * Spare time is counted, and is taken from `ceiling` only.
+//! * `ceiling` is a second bucket, for a session that may exceed its guaranteed share up to a bound (the burst limit).
+//!   All use is taken from it.
+//! * Spare time is counted, and taken from `ceiling` only.
 //!
-//! Use is charged when it is reported. Unreported time (`Untold`) counts as used until then, so
-//! that no worker gains by not reporting.
+//! Use is charged when it is reported. Until then, unreported time (`Untold`) counts as used, so that no worker gains
+//! by not reporting.
 
 use limits::bucket::{self, Bucket, DEEPEST_DEBT_NS};
 use limits::recent::{Recent, WINDOW_NS, share_ppm};
@@ -22,20 +22,20 @@ use crate::types::Paid;
 pub(crate) struct Untold {
     pub(crate) own_ns: u64,
     pub(crate) all_ns: u64,
-    /// The longest time since the last report of any holder. 0: no worker holds.
+    /// The longest time since the last report of any holder; 0: no worker holds a lease.
     pub(crate) longest_ns: u64,
 }
 
-/// What an account has left: more than nothing is savings, less is debt.
+/// The balances of an account: positive is savings, negative is debt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SavedBalance {
-    /// Of the guaranteed time, in nanoseconds.
+    /// Guaranteed time, in nanoseconds.
     pub balance_ns: i64,
-    /// Below the ceiling, if there is one.
+    /// Time below the burst limit, in nanoseconds; `None`: no burst limit.
     pub ceiling_ns: Option<i64>,
 }
 
-/// All time charged to an account since it is known.
+/// All time charged to an account since it was added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Charged {
     pub(crate) all_ns: u64,
@@ -45,13 +45,13 @@ pub(crate) struct Charged {
 }
 
 impl Charged {
-    /// The share of the device's time that it was charged in the last ten seconds, or since it is known, in millionths.
-    /// What has not been reported yet comes later.
+    /// The share of the device's time charged in the last ten seconds, or since the account was added, in millionths.
+    /// Excludes unreported time.
     pub(crate) fn recent_share_ppm(&self, now: u64) -> Option<u32> {
         self.recent.share_ppm(now, now.saturating_sub(self.since_ns).min(WINDOW_NS))
     }
 
-    /// The same since it is known.
+    /// The share of the device's time charged since the account was added, in millionths.
     pub(crate) fn mean_share_ppm(&self, now: u64) -> Option<u32> {
         share_ppm(self.all_ns.into(), now.saturating_sub(self.since_ns))
     }
@@ -63,14 +63,13 @@ pub(crate) struct Account {
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,
     untold: Untold,
-    /// Time in which any worker held and which has not been charged. Workers that hold at once are
-    /// together charged for no more than the time that passed. The time goes back to the oldest
-    /// last report.
+    /// Time in which any worker held a lease and which has not been charged. Workers that hold leases at once are
+    /// together charged for no more than the time that passed. Reaches back to the oldest last report.
     held_ns: u64,
     charged: Charged,
     order: Order,
-    /// No turn can start before these moments, of guaranteed and of spare time. They are computed
-    /// once, so that sessions that wait for long cost little. Use can only make them later.
+    /// The earliest starts of a turn, of guaranteed and of spare time. Computed once, so that sessions that wait for
+    /// long cost little. Further use can only make them later.
     not_before: [u64; 2],
 }
 
@@ -88,7 +87,7 @@ impl Account {
         }
     }
 
-    /// Goes on with what was left, as of `at`.
+    /// Continues with earlier balances, as of `at`.
     pub(crate) fn restore(&mut self, left: SavedBalance, at: u64) {
         let bucket = |ns: i64| Bucket { balance_ns: ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
         self.own = bucket(left.balance_ns);
@@ -102,7 +101,7 @@ impl Account {
         SavedBalance { balance_ns: self.balance_ns(), ceiling_ns }
     }
 
-    /// Whether it owes nothing.
+    /// Whether the session owes nothing.
     pub(crate) fn is_settled_up(&self) -> bool {
         self.balance_ns() >= 0 && self.headroom_ns() >= 0
     }
@@ -115,7 +114,7 @@ impl Account {
         self.quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)
     }
 
-    /// The most that it gets, however little others want.
+    /// The largest share that the session gets, however little others want.
     pub(crate) fn most_ppm(&self) -> u32 {
         if self.quota.takes_spare() {
             self.quota.ceiling_ppm().unwrap_or(PPM_ONE)
@@ -128,7 +127,7 @@ impl Account {
         &self.charged
     }
 
-    /// What has probably been used since the last reports.
+    /// Time probably used since the last reports (ns).
     pub(crate) fn untold_ns(&self) -> u64 {
         self.untold.all_ns
     }
@@ -141,12 +140,13 @@ impl Account {
         &mut self.order
     }
 
-    /// Takes turns by its share, or by a part of it: as (part, whole).
+    /// Sets the share by which the session takes turns: all of its own, or `(part, whole)` of it.
     pub(crate) fn take_turns_by(&mut self, part: Option<(u64, u64)>) {
         self.order.take_turns_by(self.guaranteed_ppm(), part.unwrap_or((1, 1)));
     }
 
-    /// The guaranteed time with which a turn may start. One of low priority has whole turns: each delays those preferred.
+    /// The guaranteed time with which a turn may start (ns). Sessions of low priority only start whole turns, because
+    /// each turn delays the preferred sessions.
     pub(crate) fn entry_ns(&self) -> u64 {
         match self.quota.priority {
             Priority::High => self.order.entry_ns(self.guaranteed_ppm()),
@@ -154,19 +154,19 @@ impl Account {
         }
     }
 
-    /// Takes part in rounds of this length from now on.
+    /// Sets the length of the rounds in which the session takes part.
     pub(crate) fn set_round(&mut self, round_ns: u64) {
         if self.order.set_round(round_ns, self.quota.priority) {
             self.not_before = [0; 2];
         }
     }
 
-    /// Guaranteed time that is left, as of the last settlement. Negative: owed.
+    /// The guaranteed time that is left, as of the last settlement (ns); negative: owed.
     pub(crate) fn balance_ns(&self) -> i64 {
         less(self.own.balance_ns, self.untold.own_ns)
     }
 
-    /// What is left below the ceiling.
+    /// The time that is left below the burst limit (ns).
     fn headroom_ns(&self) -> i64 {
         self.ceiling.map_or(i64::MAX, |(_, bucket)| less(bucket.balance_ns, self.untold.all_ns))
     }
@@ -183,7 +183,7 @@ impl Account {
             all_ns: untold.all_ns.min(self.held_ns),
             ..untold
         };
-        // Unreported time will be taken off later. Until then the bucket may hold that much more.
+        // Unreported time will be subtracted later; until then the bucket may hold that much more.
         let guaranteed_ppm = self.guaranteed_ppm();
         let burst = self.burst_ns(guaranteed_ppm).saturating_add(untold.own_ns);
         self.own.settle(now, guaranteed_ppm, burst, false);
@@ -195,16 +195,14 @@ impl Account {
         self.untold = untold;
     }
 
-    /// Charges for time that one of the workers used, in a turn or not. To be called after
-    /// [`Self::settle`].
+    /// Charges for time that one of the workers used, in a turn or not. Called after [`Self::settle`].
     pub(crate) fn charge(&mut self, used_ns: u64, paid: Paid, turn: bool) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;
         self.charge_more(charge, paid, turn);
     }
 
-    /// Charges for time that was reported before, and was used although no report said so. To be
-    /// called after [`Self::settle`].
+    /// Charges for time that was reported as unused but was used. Called after [`Self::settle`].
     pub(crate) fn charge_more(&mut self, charge: u64, paid: Paid, turn: bool) {
         self.charged.all_ns = self.charged.all_ns.saturating_add(charge);
         self.charged.recent.note(self.own.settled_at_ns, charge);
@@ -220,7 +218,8 @@ impl Account {
             }
             Paid::Spare => {
                 self.charged.spare_ns = self.charged.spare_ns.saturating_add(charge);
-                // What keeps it from starving is what it gets in all: who has just had spare time interrupts nobody preferred.
+                // All time counts towards the guarantee of low priority, so a session that has just had spare time does
+                // not interrupt preferred sessions.
                 if self.quota.priority == Priority::Low {
                     self.own.spend(charge);
                 }
@@ -229,8 +228,7 @@ impl Account {
         }
     }
 
-    /// Changes the quota from now on. What was earned and what is owed stay. To be called after
-    /// [`Self::settle`].
+    /// Changes the quota from now on. Savings and debts remain. Called after [`Self::settle`].
     pub(crate) fn set_quota(&mut self, quota: ComputeLimit, now: u64) {
         let part = (u64::from(self.order.share_ppm()), u64::from(self.guaranteed_ppm()));
         self.quota = quota;
@@ -240,7 +238,7 @@ impl Account {
         self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, bucket));
     }
 
-    /// Removes what it has saved up. What it owes stays.
+    /// Removes the savings. Debts remain.
     pub(crate) fn forget_savings(&mut self) {
         let ceiling = self.ceiling.as_mut().map(|(_, bucket)| bucket);
         for bucket in ceiling.into_iter().chain([&mut self.own]) {
@@ -248,14 +246,14 @@ impl Account {
         }
     }
 
-    /// How much of the most that can be saved up has been saved up, in millionths.
+    /// How full the account is, relative to the most that can be saved up, in millionths.
     pub(crate) fn fullness_ppm(&self) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
         turns::ratio_ppm(balance, self.burst_ns(self.guaranteed_ppm()))
     }
 
-    /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
-    /// settlement; `kept_ns` of the guaranteed time must not be used.
+    /// Whether a turn can start or, if `going_on`, a lease can be prolonged, as of the last settlement. `kept_ns` of
+    /// the guaranteed time must not be used.
     pub(crate) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
         let least = |entry: u64| if going_on { entry.min(1) } else { entry };
         let holds =
@@ -272,7 +270,7 @@ impl Account {
         }
     }
 
-    /// When [`Self::can_pay`] holds for a new turn, if nothing is used until then.
+    /// When [`Self::can_pay`] will hold for a new turn, if nothing is used until then.
     pub(crate) fn ready_at(&self, paid: Paid) -> Option<u64> {
         let ceiling = |least: &dyn Fn(u32) -> u64| match &self.ceiling {
             None => Some(0),
@@ -295,22 +293,22 @@ impl Account {
         self.ready_at(paid).is_some_and(|at| at <= now)
     }
 
-    /// The same, as far as is known of sessions that wait for long.
+    /// Like [`Self::is_ready`], using the remembered earliest start for sessions that wait for long.
     pub(crate) fn could_begin(&self, paid: Paid, now: u64) -> bool {
         self.not_before(paid) <= now && self.is_ready(paid, now)
     }
 
-    /// Before this moment, [`Self::can_pay`] is known to be false for a new turn.
+    /// Until this time [`Self::can_pay`] is known to be false for a new turn.
     pub(crate) fn not_before(&self, paid: Paid) -> u64 {
         self.not_before[paid as usize]
     }
 
-    /// Remembers until when no turn can start. To be called when none can start now.
+    /// Remembers until when no turn can start. Called if none can start now.
     pub(crate) fn remember_wait(&mut self, paid: Paid) {
         self.not_before[paid as usize] = self.ready_at(paid).unwrap_or(u64::MAX);
     }
 
-    /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.
+    /// How long (ns) a lease that starts now can be held by workers that use `density_ppm` of the time.
     pub(crate) fn affordable_ns(&self, paid: Paid, density_ppm: u64, kept_ns: u64) -> u64 {
         let below_ceiling =
             self.ceiling.map_or(u64::MAX, |(ppm, _)| lasts(self.headroom_ns(), ppm, density_ppm));
@@ -334,7 +332,7 @@ fn reach(bucket: &Bucket, balance_ns: u64, share_ppm: u32) -> Option<u64> {
     Some(bucket.settled_at_ns.saturating_add(wait))
 }
 
-/// How long a balance lasts while a share fills it and use empties it.
+/// How long (ns) a balance lasts while a share fills it and use empties it.
 fn lasts(balance_ns: i64, share_ppm: u32, density_ppm: u64) -> u64 {
     let Ok(balance) = u64::try_from(balance_ns) else { return 0 };
     let drain = density_ppm.min(PPM_ONE.into()).saturating_sub(share_ppm.into());
@@ -368,7 +366,7 @@ mod tests {
         account.settle(60 * MS, untold(10 * MS));
         account.charge(u64::MAX, Paid::Own, true);
         assert_eq!(account.charged().all_ns, 45 * MS);
-        // No worker holds: there is nothing to charge for.
+        // No worker holds a lease, so there is nothing to charge for.
         account.settle(90 * MS, Untold::default());
         account.charge(10 * MS, Paid::Own, true);
         assert_eq!(account.charged().all_ns, 45 * MS);
@@ -403,7 +401,7 @@ mod tests {
         assert!(account.can_pay(Paid::Spare, false, 0));
     }
 
-    /// What keeps a session of low priority from starving is what it gets in all, and comes in whole turns.
+    /// All time counts towards the guarantee of low priority, which comes in whole turns.
     #[test]
     fn low_priority_is_kept_from_starving_and_no_more() {
         let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(500_000, 1) };

@@ -1,11 +1,12 @@
-//! Turns alone: giving the device to a worker alone, to see what it does when no other slows it down.
+//! Turns alone: a worker gets the device to itself, to measure its utilization without co-holders. The scheduler asks
+//! this module before each decision.
 //!
-//! A worker whose class is in doubt is taken for dense until it had such a turn. Its present
-//! co-holders are not prolonged, and it keeps others away while it holds or could. So it gets the
-//! device, pays as in any turn, and its use of that time is its utilization.
+//! A worker whose class is in doubt is treated as dense until it had such a turn. Its current co-holders are not
+//! prolonged, and it excludes others while it holds a lease or could hold one. So it gets the device, pays as for any
+//! turn, and its use of that time is its utilization.
 //!
-//! Workers that become backlogged, as programs do that begin to work, are all taken for dense at
-//! once. To make sure of what was known, one is asked after the other.
+//! Workers that become backlogged at the same time, as programs do that start, are all treated as dense at once. To
+//! re-check a known class, one worker after the other is suspected.
 
 use limits::turns;
 
@@ -14,19 +15,19 @@ use crate::tuning::ALONE_SPACING;
 use crate::turn;
 use crate::types::{Paid, SessionId, WorkerId};
 
-/// The workers of a device that are to have a turn alone.
+/// The suspected workers of a device.
 #[derive(Debug, Default)]
 pub(crate) struct TurnsAlone {
     /// Since when some workers are suspected; `None`: none is.
     since: Option<u64>,
-    /// These, and others that were since then.
+    /// The suspected workers, and those suspected since then.
     suspects: Vec<WorkerId>,
-    /// No worker is suspected before this, only to make sure of what is known.
+    /// Until this time no worker is suspected merely to re-check its class.
     sure_until: u64,
 }
 
 impl TurnsAlone {
-    /// Whether the turn alone of another worker keeps this one away.
+    /// Whether another worker's turn alone excludes this worker.
     pub(crate) fn keep_away(&self, roster: &Roster, worker: WorkerId) -> bool {
         if self.since.is_none() {
             return false;
@@ -40,7 +41,7 @@ impl TurnsAlone {
             id != worker
                 && match other.held {
                     Some(held) => held.counts(),
-                    // Suspected workers do not keep each other away: they take ordinary turns.
+                    // Suspected workers do not exclude each other: they take ordinary turns.
                     None => !is_suspected && other.asks && can_begin(other),
                 }
         })
@@ -51,8 +52,8 @@ impl TurnsAlone {
         suspects.filter(|(_, state)| state.density.is_suspected())
     }
 
-    /// Takes workers for dense whose class is in doubt. To be called before anything is granted, so
-    /// that none of the present holders is prolonged beside them.
+    /// Suspects workers whose class is in doubt. Called before anything is granted, so that no current holder is
+    /// prolonged beside them.
     pub(crate) fn suspect(&mut self, roster: &mut Roster, now: u64) {
         if let Some(since) = self.since {
             for &id in &self.suspects {
@@ -64,7 +65,7 @@ impl TurnsAlone {
                 return;
             }
             self.suspects.clear();
-            // All other workers were kept away during this time.
+            // During this time all other workers were excluded.
             let took = now.saturating_sub(since);
             self.since = None;
             self.sure_until = now.saturating_add(took.saturating_mul(ALONE_SPACING));
@@ -80,12 +81,12 @@ impl TurnsAlone {
         self.begin(&suspects, roster, now);
     }
 
-    /// Whether one may begin.
+    /// Whether a new suspicion may begin.
     pub(crate) fn may_begin(&self) -> bool {
         self.since.is_none()
     }
 
-    /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
+    /// Whether the class of a worker of the session, which holds a lease, is in doubt, so that a turn alone is due.
     pub(crate) fn is_due(&self, roster: &Roster, session: SessionId, now: u64) -> bool {
         let in_doubt = |worker: &Worker| {
             let density = &worker.density;
@@ -95,7 +96,7 @@ impl TurnsAlone {
             && roster.members(session).any(|(_, worker)| worker.counts() && in_doubt(worker))
     }
 
-    /// Takes these workers for dense until they had a turn alone.
+    /// Treats these workers as dense until they had a turn alone.
     pub(crate) fn begin(&mut self, suspects: &[WorkerId], roster: &mut Roster, now: u64) {
         if suspects.is_empty() {
             return;
@@ -105,8 +106,7 @@ impl TurnsAlone {
         self.since = Some(now);
         self.suspects.extend(suspects);
         for &id in suspects {
-            // With a small share, a turn is shorter than the time wanted for a measurement: then one
-            // turn has to be enough.
+            // With a small share, a turn is shorter than a measurement should be; then one turn has to suffice.
             let wanted_ns = turn::own_ns(roster, id).min(turns::COMFORTABLE_TURN_NS);
             if let Some(state) = roster.worker_mut(id) {
                 state.density.suspect(wanted_ns, until);
@@ -114,7 +114,7 @@ impl TurnsAlone {
         }
     }
 
-    /// When the present suspicion is over at the latest.
+    /// The latest end of the current suspicion.
     pub(crate) fn end_at(&self, roster: &Roster) -> Option<u64> {
         self.since?;
         self.suspected(roster).filter_map(|(_, state)| state.density.suspected_until()).min()

@@ -1,19 +1,18 @@
-//! What the reports of all holders show together.
+//! The audit: compares the reports of all holders with the time that passed. `trust` applies the findings.
 //!
-//! A device is busy for as long as some holder has work queued. So what the holders of a moment
-//! report must add up to that moment. What is missing was used by somebody who did not say so, or
-//! was lost in slicing.
+//! A device is busy while some holder has work queued. So the reports of all holders at a moment must add up to that
+//! moment. Missing time was used by a session that did not report it, or was lost to slicing.
 //!
-//! Reports are spread over short spans of time. A span is judged when every holder has reported on
-//! all of it. For each span and session there are two bounds on what it used:
+//! Reports are spread over short spans of time. A span is judged when every holder has reported on all of it. For each
+//! span and session there are two bounds on what the session used:
 //!
-//! * Others had work queued and got no more than they say. What is missing was used by those who
-//!   held beside them.
-//! * Others could have paid for a turn and were kept away. Time in which a session keeps others away
-//!   is its own, used or not.
+//! * Others had work queued and report that they got little. The missing time was used by the sessions that held leases
+//!   beside them.
+//! * Others could have paid for a turn and were excluded. The time in which a session excludes others is its own, used
+//!   or not.
 //!
-//! Nobody can say that it lost everything: the hardware gives each holder that has work queued about
-//! an equal slice. So a report of less is no evidence.
+//! No session can claim that it lost everything: the hardware gives each holder with queued work about an equal slice.
+//! So reports of less are no evidence.
 
 use std::collections::BTreeMap;
 
@@ -27,19 +26,19 @@ use crate::types::{Paid, SessionId, WHOLE, portion, share_of};
 /// A report, or a part of one: what a session's worker did in an interval.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Claim {
-    /// How long it held.
+    /// How long the worker held its lease.
     pub(crate) held_ns: u64,
-    /// The part of it in which the worker was taken for one that does not fill the device.
+    /// The part of `held_ns` in which the worker was classified as sparse.
     pub(crate) sparse_ns: u64,
-    /// What it says that it used.
+    /// The use that it reported.
     pub(crate) said_ns: u64,
-    /// What it was charged.
+    /// The charge for the interval.
     pub(crate) charged_ns: u64,
     /// How long it had work queued.
     pub(crate) queued_ns: u64,
-    /// What of that it would have used alone.
+    /// The part of `queued_ns` that it would have used alone.
     pub(crate) wanted_ns: u64,
-    /// How long it kept others away who could have paid for a turn.
+    /// How long it excluded others that could have paid for a turn.
     pub(crate) kept_ns: u64,
 }
 
@@ -68,7 +67,7 @@ impl Claim {
         self.kept_ns += more.kept_ns;
     }
 
-    /// What it is to be charged on top, if it used so much more than it says.
+    /// The additional charge if the session used `more_ns` more than it reported.
     fn owed_ns(&self, more_ns: u64) -> u64 {
         let used = self.said_ns.saturating_add(more_ns).min(self.held_ns);
         used.saturating_sub(self.charged_ns)
@@ -78,37 +77,36 @@ impl Claim {
         self.sparse_ns * 2 > self.held_ns
     }
 
-    /// How much of what is missing is put down to it, in relation to others that do not take turns.
-    /// One that had work queued was slowed down, so it may have used more than it says.
+    /// The weight with which missing time is attributed to the session, relative to others that do not take turns. A
+    /// session with queued work was slowed down, so it may have used more than it reports.
     fn suspicion_ns(&self) -> u64 {
         if self.is_sparse() { self.held_ns / 4 + self.queued_ns.min(self.held_ns) } else { 0 }
     }
 
-    /// What it used at least, if the hardware gives equal slices to `holders_ppm` holders.
+    /// The least that the session used, if the hardware gives equal slices to `holders_ppm` holders.
     fn credible_ns(&self, holders_ppm: u64) -> u64 {
         let slice = portion(self.queued_ns, SLICE_PPM, holders_ppm.max(WHOLE));
         self.said_ns.max(slice.min(self.wanted_ns))
     }
 }
 
-/// What a span shows of one session.
+/// What a span shows about one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) session: SessionId,
     pub(crate) paid: Paid,
-    /// What it is to be charged on top of what it was charged.
+    /// The additional charge.
     pub(crate) more_ns: u64,
-    /// It took a turn.
+    /// Whether the session took a turn.
     pub(crate) took_turn: bool,
-    /// The part of it that slicing explains.
+    /// The part of `more_ns` that slicing explains.
     pub(crate) slicing_ns: u64,
-    /// The part of what is missing that it may have used, of one that shares the device.
+    /// The part of the missing time that a sharing session may have used.
     pub(crate) unsaid_ns: u64,
-    /// What it was charged, and how long it held.
+    /// What the session was charged, and how long it held leases.
     pub(crate) charged_ns: u64,
     pub(crate) held_ns: u64,
-    /// What is missing beyond all that slicing and errors explain, of one that shared the device
-    /// with others. Negative: there was that much to spare.
+    /// For a sharing session: time missing beyond all that slicing and errors explain. Negative: that much to spare.
     pub(crate) missing_ns: i64,
 }
 
@@ -118,15 +116,15 @@ type Span = BTreeMap<SessionId, (Claim, Paid)>;
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     spans: BTreeMap<u64, Span>,
-    /// Spans before this one have been judged.
+    /// The first span that was not judged.
     next: u64,
 }
 
 impl Audit {
-    /// Takes down a claim on the time from `from` to `to`.
+    /// Records a claim on the time from `from` to `to`.
     pub(crate) fn claim(&mut self, session: SessionId, paid: Paid, from: u64, to: u64, all: Claim) {
         let whole = to.saturating_sub(from);
-        // Longer intervals count with their end.
+        // Of longer intervals only the end counts.
         let mut at = from
             .max(to.saturating_sub(2 * LONGEST_DRAIN_NS))
             .max(self.next.saturating_mul(SPAN_NS));
@@ -145,7 +143,7 @@ impl Audit {
         }
     }
 
-    /// Judges the spans that ended at `until` or before. All claims on them have been made.
+    /// Judges the spans that ended by `until`. All claims on them must have been made.
     pub(crate) fn judge(&mut self, until: u64) -> Vec<Finding> {
         let end = until / SPAN_NS;
         let mut findings = Vec::new();
@@ -157,18 +155,18 @@ impl Audit {
     }
 }
 
-/// The sums over a span.
+/// Sums over a span.
 #[derive(Debug, Default)]
 struct Sums {
-    /// How many held on average, in millionths.
+    /// Mean number of holders, in millionths.
     holders_ppm: u64,
-    /// What all used, and what the sparse ones used, as far as it is believed.
+    /// Use by all and by the sparse sessions, as far as it is credible.
     used_ns: u64,
     sparse_ns: u64,
-    /// For how long those that take turns had work queued, one after the other.
+    /// Sums over the sessions that take turns, which held one after the other: time with work queued, and time held.
     dense_queued_ns: u64,
     dense_held_ns: u64,
-    /// The longest time for which a sparse one had work queued, and the second longest.
+    /// The longest and the second longest time for which a sparse session had work queued.
     queued_ns: [u64; 2],
     suspicion_ns: u64,
 }
@@ -196,7 +194,7 @@ impl Sums {
         sums
     }
 
-    /// The longest time for which another sparse one had work queued.
+    /// The longest time for which another sparse session had work queued.
     fn queued_beside(&self, claim: &Claim) -> u64 {
         let [longest, second] = self.queued_ns;
         if claim.queued_ns == longest { second } else { longest }
@@ -206,16 +204,16 @@ impl Sums {
 /// What a session's time shows.
 #[derive(Clone, Copy, Debug)]
 struct Evidence {
-    /// How long the device was busy, and what is missing of that.
+    /// How long the device was busy, and how much of that is missing in the reports.
     busy_ns: u64,
     unsaid_ns: u64,
-    /// What slicing may have cost.
+    /// The most that slicing may have cost.
     slicing_ns: u64,
 }
 
 impl Evidence {
-    /// The device was busy for so long. That is how much its holders say together, how much of it those who do not
-    /// fill the device, and how much those who do, if there are any.
+    /// For a device that was busy for `busy_ns`: its holders reported `said_ns` together, of it the sparse ones
+    /// `sparse_ns`; `dense_ns` is the report of the dense ones, if any.
     fn new(busy_ns: u64, said_ns: u64, sparse_ns: u64, dense_ns: Option<u64>) -> Self {
         let error = share_of(busy_ns, ERROR_PPM);
         let slicing = sparse_ns.saturating_mul(SLICING_TIMES).saturating_add(error);
@@ -245,8 +243,7 @@ fn judge(span: &Span, findings: &mut Vec<Finding>) {
     }
 }
 
-/// One that overlaps with others by its own word pays for what is missing, together with all that
-/// do so.
+/// A session that overlaps by its own reports pays for missing time, together with all that do so.
 fn overlapping(
     session: SessionId,
     paid: Paid,
@@ -256,7 +253,7 @@ fn overlapping(
 ) -> Option<Finding> {
     let beside = sums.queued_beside(claim);
     let busy = sums.dense_queued_ns.max(beside).max(claim.kept_ns).min(SPAN_NS);
-    // What the sparse ones say of the time in which no dense one held tells nothing of this.
+    // Reports of sparse sessions about time in which no dense session held a lease say nothing about this.
     let by_dense = busy == sums.dense_queued_ns.min(SPAN_NS);
     let window = if by_dense { sums.dense_held_ns.min(SPAN_NS) } else { SPAN_NS };
     let (mut said, mut sparse) = (0, 0);
@@ -294,8 +291,8 @@ fn overlapping(
     })
 }
 
-/// One that takes turns pays for what slicing cannot explain. Others that take turns held before or
-/// after it. Those that overlap held beside it, as far as they held for so long.
+/// A session that takes turns pays for what slicing cannot explain. Other sessions that take turns held before or after
+/// it; overlapping sessions held beside it, as far as they held for so long.
 fn taking_turns(
     session: SessionId,
     paid: Paid,
@@ -313,7 +310,7 @@ fn taking_turns(
         sparse += credible;
         queued = queued.max(beside.queued_ns);
     }
-    // Where it says itself that it had work queued, the device was busy, with its work or others'.
+    // When the session itself reports queued work, the device was busy with its work or others'.
     let busy = queued.max(claim.kept_ns).min(held);
     let evidence = Evidence::new(busy, said, sparse, Some(claim.said_ns));
     let more_ns = claim.owed_ns(evidence.unsaid_ns.saturating_sub(evidence.slicing_ns));
@@ -358,7 +355,7 @@ mod tests {
         }
         assert!(audit.judge(29 * MS).is_empty());
         let found = audit.judge(30 * MS);
-        // What is said of it later does not count.
+        // Later claims on a judged span do not count.
         audit.claim(SessionId(0), Paid::Own, 20 * MS, 30 * MS, dense(0, 10));
         assert!(audit.judge(40 * MS).is_empty());
         let us = |ns: i64| ns / 1000;
@@ -371,10 +368,10 @@ mod tests {
     #[test]
     fn what_adds_up_costs_nothing() {
         assert!(judged(&[dense(10, 10)]).is_empty());
-        // Slicing explains the rest: it is paid by the sparse one, less the error.
+        // Slicing explains the rest: the sparse session pays it, less the error.
         assert_eq!(judged(&[dense(7, 0), sparse(2)]), [(1, 500, -1_200)]);
         assert_eq!(judged(&[dense(8, 0), sparse(2)]), [(1, 0, -2_200)]);
-        // Nobody had work queued.
+        // No session had work queued.
         assert!(judged(&[sparse(2), sparse(0)]).is_empty());
     }
 
@@ -384,7 +381,7 @@ mod tests {
         assert_eq!(found.last(), Some(&(1, 4_500, 4_500)));
         let found = judged(&[dense(5, 0), sparse(1), sparse(0)]);
         assert_eq!(found[1..], [(1, 1_750, 2_000), (2, 1_750, 2_000)]);
-        // Nobody is believed to have got much less than an equal slice.
+        // A report of much less than an equal slice is not credible.
         let found = judged(&[dense(0, 0), sparse(4)]);
         assert_eq!(found.last(), Some(&(1, 1_250, 50)));
     }

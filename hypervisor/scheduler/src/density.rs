@@ -1,4 +1,4 @@
-//! Utilization: how much of the time that a worker holds the device it really uses.
+//! Utilization: how much of the time that a worker holds the device it uses, and the class that follows from it.
 
 use limits::turns::{self, DENSE_PPM, MEMORY_NS, Mean, ratio_ppm};
 
@@ -11,22 +11,22 @@ use crate::types::{WHOLE, portion, share_of};
 /// Whether a worker fills the device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It does, or may do. Two of them at once only slow each other down.
+    /// It fills the device, or may do so. Two dense workers at once only slow each other down.
     Dense,
-    /// It leaves the device idle part of the time, and others can use that time.
+    /// It leaves the device idle part of the time, which others can use.
     Sparse,
 }
 
-/// A worker's co-holders: the other workers that held during an interval, or a part of it.
+/// A worker's co-holders: the other workers that held leases during an interval, or a part of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Company {
-    /// How many they were at most. Workers with a revoked lease do not count.
+    /// Their largest number at one moment. Revoked leases do not count.
     pub(crate) others: u64,
-    /// The sum of what each uses of the time that it holds, in millionths.
+    /// The sum of their utilizations, in millionths.
     pub(crate) rates_ppm: u64,
     /// Whether one of them fills the device.
     pub(crate) dense: bool,
-    /// Whether another session's work may have been on the device; a revoked lease counts, too.
+    /// Whether another session's work may have been on the device; revoked leases count too.
     pub(crate) shared: bool,
 }
 
@@ -38,7 +38,7 @@ impl Company {
     }
 }
 
-/// What a worker used, and had queued, of the time that it held lately.
+/// How much of its recent held time a worker used, and had work queued for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lately {
     rate: Mean,
@@ -51,8 +51,8 @@ impl Lately {
         self.backlog.add(backlog_ppm, held_ns, MEMORY_NS / 2);
     }
 
-    /// Whether the worker does something else now. Busier co-holders lower a worker's use and raise its backlog. A program
-    /// that now does something else changes both in the same direction.
+    /// Whether the worker's program has changed its behavior. Busier co-holders lower a worker's use and raise its
+    /// backlog; a program that has changed moves both in the same direction.
     fn differs_from(&self, then: &Self) -> bool {
         let more = |was: Mean, is: Mean| is.ppm > was.ppm.saturating_add(NOTABLE_PPM);
         let less = |was: Mean, is: Mean| is.ppm.saturating_add(ERROR_PPM) < was.ppm;
@@ -64,62 +64,63 @@ impl Lately {
     }
 }
 
-/// The utilization of one worker while no other slows it down: time used in relation to time held.
+/// The utilization of one worker without co-holders: time used relative to time held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Density {
     alone: Mean,
     class: Class,
-    /// Its session's reports do not add up with those of others.
+    /// Whether its session was found out, so its reports do not count.
     distrusted: bool,
-    /// Its session takes turns with another one that holds several devices and fills one of them.
+    /// Whether its session takes turns with another one that holds several devices and fills one of them.
     among_dense: bool,
     measured_at: u64,
     seen: Seen,
-    /// Slowed down or not.
+    /// Recent use and backlog, with or without co-holders.
     lately: Lately,
-    /// The same, while others held as well.
+    /// Recent use and backlog, with co-holders.
     crowded: Lately,
-    /// Set while it is taken for dense without a measurement.
+    /// Set while the worker is treated as dense without a measurement.
     suspected: Option<Suspicion>,
-    /// Whether the last report says little about its utilization.
+    /// Whether the last report says little about the utilization.
     in_doubt: bool,
     turns_alone: TurnsAlone,
-    /// Estimates are multiplied by this, in millionths.
+    /// Factor for the worker's estimates, in millionths.
     calibration: Mean,
 }
 
 /// When a worker reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// When its first report came, and the last one.
+    /// Times of the first and the last report.
     began_at: u64,
     told_at: u64,
-    /// For what part of all time it holds the device. Known of workers that let go of it when they do not use it.
+    /// The part of all time for which the worker holds the device; known for workers that release it when they do not
+    /// use it.
     holds: Option<Mean>,
 }
 
 /// A worker's turns alone.
 #[derive(Clone, Copy, Debug)]
 struct TurnsAlone {
-    /// What it did before the last one.
+    /// Its behavior before the last one.
     then: Option<Lately>,
     every_ns: u64,
 }
 
-/// The worker may have begun to fill the device. Its next turn is measured to find out.
+/// A suspicion that the worker may have begun to fill the device. Its next turn is measured to find out.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
-    /// What it was taken for before.
+    /// The class before the suspicion.
     before: Class,
     /// When the suspicion is dropped.
     until: u64,
-    /// How much time alone is enough to decide.
+    /// Held time alone that suffices for a decision (ns).
     wanted_ns: u64,
-    /// How much time alone has been reported since.
+    /// Held time alone reported since the suspicion began (ns).
     alone_ns: u64,
 }
 
-/// One interval of a lease, with the reported values that are believed.
+/// One interval of a lease, with the reported values as far as they are believed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interval {
     pub(crate) held_ns: u64,
@@ -153,7 +154,7 @@ impl Density {
         self.fills() || self.among_dense
     }
 
-    /// Whether it is dense by itself.
+    /// Whether the worker is dense by itself.
     pub(crate) fn fills(&self) -> bool {
         self.class == Class::Dense || self.distrusted
     }
@@ -162,41 +163,40 @@ impl Density {
         self.among_dense = among_dense;
     }
 
-    /// Its reports do not count for its class from now on, or they count again.
+    /// Sets whether the worker's reports count for its class.
     pub(crate) fn distrust(&mut self, distrusted: bool) {
         self.distrusted = distrusted;
     }
 
-    /// The utilization, if it is known.
+    /// The utilization in millionths; `None`: unknown.
     pub(crate) fn known_ppm(&self) -> Option<u64> {
         (self.alone.weight_ns >= turns::COMFORTABLE_TURN_NS).then_some(self.alone.ppm)
     }
 
-    /// The utilization, or what is assumed until it is known.
+    /// The utilization in millionths, or 1 while it is unknown.
     pub(crate) fn assumed_ppm(&self) -> u64 {
         self.known_ppm().unwrap_or(WHOLE).min(WHOLE)
     }
 
-    /// What part of the time held it has used lately.
+    /// The recently used part of held time, in millionths.
     pub(crate) fn rate_ppm(&self) -> u64 {
         if self.lately.rate.weight_ns == 0 { WHOLE } else { self.lately.rate.ppm }
     }
 
-    /// What part of the time held together with others it has used lately.
+    /// The recently used part of time held together with others, in millionths.
     pub(crate) fn crowded_ppm(&self) -> u64 {
         if self.crowded.rate.weight_ns == 0 { self.rate_ppm() } else { self.crowded.rate.ppm }
     }
 
-    /// An estimate, corrected by the error known of this worker's estimates.
+    /// An estimate, corrected by the known error of this worker's estimates.
     pub(crate) fn calibrated(&self, estimated_ns: u64) -> u64 {
         portion(estimated_ns, self.calibration.ppm, WHOLE)
     }
 
-    /// Learns the error of this worker's estimates. The worker had the device to itself and kept it
-    /// busy, so the right value is known.
+    /// Learns the error of this worker's estimates from an interval in which it had the device to itself and kept it
+    /// busy, so that the true value is known.
     pub(crate) fn calibrate(&mut self, held_ns: u64, estimated_ns: u64) {
-        // A large difference is no estimation error: the device had other work, or work that was
-        // not reported.
+        // A large difference is no estimation error: the device had other work, or unreported work.
         if held_ns >= SHORTEST_REST_NS && estimated_ns >= held_ns / 2 {
             let ratio = ratio_ppm(held_ns, estimated_ns)
                 .clamp(*CALIBRATION_PPM.start(), *CALIBRATION_PPM.end());
@@ -218,10 +218,10 @@ impl Density {
         }
         let undisturbed = self.is_undisturbed(seen.company);
         self.in_doubt = !(undisturbed || self.wants_less_than_a_slice(seen.company));
-        // What was last measured so long ago gives way to the next measurement.
+        // An old measurement is replaced by the next one.
         let stale = now.saturating_sub(self.measured_at) >= MEMORY_NS
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
-        // A very short interval says too little to replace what was known.
+        // A very short interval is not enough to replace what was known.
         let counts = undisturbed && (!stale || seen.held_ns >= turns::SHORTEST_TURN_NS);
         if counts && stale {
             renew(&mut self.alone, used, seen.held_ns, turns::COMFORTABLE_TURN_NS);
@@ -245,9 +245,9 @@ impl Density {
         }
     }
 
-    /// Beside co-holders a worker behaves as it would alone if none had to wait for the others: together they left the
-    /// device idle at times, and queued work was being executed. The last intervals count: a single one is too little
-    /// evidence. The time slices of a dense co-holder delay every single launch.
+    /// Whether the worker behaves beside its co-holders as it would alone, because none had to wait for the others:
+    /// together they left the device idle at times, and queued work was executed. Judged by several recent intervals,
+    /// because a single one is too little evidence. The time slices of a dense co-holder delay every launch.
     fn is_undisturbed(&self, company: Company) -> bool {
         let (used, queued) = (self.crowded.rate.ppm, self.crowded.backlog.ppm);
         let as_alone = company.rates_ppm.saturating_add(used) < DENSE_PPM
@@ -255,7 +255,8 @@ impl Density {
         company.others == 0 || !company.dense && as_alone
     }
 
-    /// The hardware gives equal slices to all that want the whole device. A worker that gets less wants less.
+    /// The hardware gives equal slices to all workers that want the whole device, so a worker that gets less wants
+    /// less.
     fn wants_less_than_a_slice(&self, company: Company) -> bool {
         let slice = WHOLE / (company.others + 1);
         self.crowded.rate.ppm < slice / 5 * 3
@@ -263,7 +264,7 @@ impl Density {
             && self.known_ppm().is_some_and(|known| known < self.crowded.rate.ppm * 2)
     }
 
-    /// Whether only a turn alone can show its utilization, and one is due.
+    /// Whether only a turn alone can show the utilization, and one is due.
     pub(crate) fn wants_turn_alone(&self, now: u64) -> bool {
         let every = match self.turns_alone.then {
             Some(then) if !self.lately.differs_from(&then) => self.turns_alone.every_ns,
@@ -273,12 +274,12 @@ impl Density {
         self.in_doubt && (self.known_ppm().is_none() || due())
     }
 
-    /// When its utilization was last known for certain.
+    /// When the utilization was last known for certain (ns).
     pub(crate) fn measured_at(&self) -> u64 {
         self.measured_at
     }
 
-    /// Whether it may have begun to fill the device: it did not, and now always has work queued.
+    /// Whether the worker may have begun to fill the device: it did not before, and now always has work queued.
     pub(crate) fn is_suspect(&self) -> bool {
         let before = self.turns_alone.then.map_or(0, |then| then.backlog.ppm);
         let comes = before < DENSE_PPM && self.lately.backlog.ppm >= DENSE_PPM;
@@ -294,22 +295,22 @@ impl Density {
         self.suspected.is_some()
     }
 
-    /// Takes it for dense until it was measured for `wanted_ns` of an exclusive turn, or until
-    /// `until`. What it does at present is kept, to be compared with later.
+    /// Treats the worker as dense until it was measured for `wanted_ns` of an exclusive turn, or until `until`. Its
+    /// current behavior is kept for comparison.
     pub(crate) fn suspect(&mut self, wanted_ns: u64, until: u64) {
         self.turns_alone.then = Some(self.lately);
         self.suspected = Some(Suspicion { before: self.class, until, wanted_ns, alone_ns: 0 });
         self.class = Class::Dense;
     }
 
-    /// Ends the suspicion if its turn did not come in time.
+    /// Ends the suspicion if the turn alone did not come in time.
     pub(crate) fn end_overdue_suspicion(&mut self, now: u64) {
         if self.suspected.is_some_and(|suspicion| suspicion.until <= now) {
             self.end_suspicion(now);
         }
     }
 
-    /// A turn alone is over. If it showed nothing new, the next one can wait longer.
+    /// Ends the suspicion after a turn alone. If the turn showed nothing new, the next one can wait longer.
     fn end_suspicion(&mut self, now: u64) {
         let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
         self.class = before;
@@ -329,7 +330,7 @@ impl Density {
             return;
         }
         if let Some(ppm) = self.known_ppm() {
-            // What matters is how much of all time the device would be idle because of it.
+            // Decisive is for how much of all time the device would be idle because of this worker.
             let holds_ppm = self.seen.holds.map_or(WHOLE, |holds| holds.ppm);
             let idle_ppm = share_of(WHOLE.saturating_sub(ppm), holds_ppm);
             let fills = turns::is_dense(Some(WHOLE.saturating_sub(idle_ppm)));
@@ -337,7 +338,7 @@ impl Density {
         }
     }
 
-    /// Whether the worker lets go of the device as soon as it does not use it.
+    /// Whether the worker releases the device as soon as it does not use it.
     pub(crate) fn lets_go(&mut self, lets_go: bool) {
         let all = Mean { ppm: WHOLE, weight_ns: HOLDS_OVER_NS };
         self.seen.holds = lets_go.then(|| self.seen.holds.unwrap_or(all));
@@ -356,7 +357,7 @@ impl Seen {
     }
 }
 
-/// Adds a value to a mean, so that the earlier mean hardly counts. A mean that was known stays known.
+/// Adds a value to a mean with a weight that makes the earlier mean hardly count. A mean that was known stays known.
 fn renew(mean: &mut Mean, ppm: u64, for_ns: u64, known_ns: u64) {
     let known = mean.weight_ns >= known_ns;
     mean.weight_ns = mean.weight_ns.min(for_ns / 8);
@@ -409,7 +410,7 @@ mod tests {
         observe(&mut density, 6, None, 20);
         // 300 + 300 thousandths: undisturbed.
         assert!(observe(&mut density, 3, Some(300_000), 60) < 330_000);
-        // 300 + 700: does not count, unless it is more than was known.
+        // 300 + 700 thousandths: does not count, unless it exceeds the known value.
         assert!(observe(&mut density, 3, Some(700_000), 60) < 330_000);
         assert!(!density.wants_turn_alone(density.measured_at + 999 * MS));
         assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS));
@@ -429,7 +430,7 @@ mod tests {
             assert!(!density.wants_turn_alone(at + (every * 1_000 - 1) * MS));
             assert!(density.wants_turn_alone(at + every * 1_000 * MS));
         }
-        // It does something else now: one is due at once.
+        // The behavior has changed, so a turn alone is due at once.
         observe(&mut density, 7, Some(600_000), 10);
         assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS));
     }

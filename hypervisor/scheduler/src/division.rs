@@ -1,10 +1,9 @@
-//! Owners that are guaranteed more than the device has. Everybody may say any share of himself, so
-//! a larger one must not take from those who said less.
+//! Divides an overcommitted device among owners. Every owner can set any share, so a larger claim must not take time
+//! from smaller ones.
 //!
-//! The device is divided among the owners whose sessions take turns: each gets what it is
-//! guaranteed, or an equal part of what the modest ones leave. Within an owner shares stay in
-//! proportion. Only the order and the length of turns follow from that. What a session earns stays
-//! its share, because others may be idle.
+//! The device is divided among the owners whose sessions take turns: each gets what it is guaranteed, or an equal part
+//! of what the smaller claims leave. Within an owner, shares stay in proportion. Only the order and the length of turns
+//! follow from the division; a session still earns its own share, because others may be idle.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +13,8 @@ use crate::roster::Roster;
 use crate::tuning::ACTIVE_NS;
 use crate::types::WHOLE;
 
-/// What each of these gets of the device, all in millionths: no more than it wants, and no less
-/// than an equal part if it wants that much.
+/// The part of the device for each claim, all in millionths: at most the claim, and at least an equal part if that much
+/// is claimed.
 fn divide(wanted: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
     let mut by_size: Vec<(u64, u64)> =
         wanted.iter().map(|(&owner, &wanted)| (wanted, owner)).collect();
@@ -34,19 +33,19 @@ fn divide(wanted: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
 /// How a device is divided among owners.
 #[derive(Debug, Default)]
 pub(crate) struct Division {
-    /// When it is divided anew.
+    /// When it is divided again.
     next_at: u64,
 }
 
 impl Division {
-    /// Sets by which share each session takes turns.
+    /// Sets the share by which each session takes turns.
     pub(crate) fn set(&mut self, roster: &mut Roster, now: u64) {
         if now < self.next_at {
             return;
         }
         self.next_at = now.saturating_add(PERIOD_NS);
         let wanted = wanted(roster, now);
-        // Alone, an owner divides the device by its own shares.
+        // A single owner divides the device by its own shares.
         let is_crowded = wanted.len() > 1 && wanted.values().sum::<u64>() > WHOLE;
         let parts = if is_crowded { divide(&wanted) } else { BTreeMap::new() };
         for (_, session) in roster.sessions_mut() {
@@ -57,7 +56,7 @@ impl Division {
     }
 }
 
-/// What the sessions of each owner that take turns are guaranteed, in millionths.
+/// The sum of guarantees of each owner's sessions that take turns, in millionths.
 fn wanted(roster: &Roster, now: u64) -> BTreeMap<u64, u64> {
     let mut wanted = BTreeMap::new();
     for (id, session) in roster.sessions() {

@@ -1,4 +1,4 @@
-//! A lease that is held.
+//! A lease that is held, and the phases of its end. The roster keeps one per holder.
 
 use crate::density::Company;
 use crate::tuning::{GRACE_NS, LONGEST_DRAIN_NS, STOPPED_NS};
@@ -10,7 +10,7 @@ pub(crate) struct Held {
     pub(crate) lease: LeaseId,
     pub(crate) paid: Paid,
     pub(crate) granted_at: u64,
-    /// The time before this has been reported and charged.
+    /// The end of the time that was reported and charged.
     pub(crate) told_at: u64,
     pub(crate) ends_at: u64,
     /// While others wait, the lease is not prolonged beyond this.
@@ -18,32 +18,32 @@ pub(crate) struct Held {
     /// The co-holders since `told_at`.
     pub(crate) company: Company,
     pub(crate) phase: Phase,
-    /// Its worker was told that it may keep it while it does not use it.
+    /// Whether its worker was told that it may keep the lease while it does not use it.
     pub(crate) may_keep: bool,
-    /// Its last report said that it was kept and not used.
+    /// Whether the last report said that the lease was kept and not used.
     pub(crate) idle: bool,
     pub(crate) kept: Kept,
 }
 
-/// How far a lease has come towards its end.
+/// The phase of a lease's end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Phase {
     /// Others no longer wait for it.
     pub(crate) revoked: bool,
-    /// It was ended before its time, and its worker was told.
+    /// It was ended early, and its worker was told.
     pub(crate) stopped: bool,
-    /// Its worker says that all its work is done, or it was stopped and takes long. Others no longer wait for it, but
-    /// its report is awaited.
+    /// Others no longer wait for it, but its report is awaited: its worker has said that all work is done, or it was
+    /// stopped and takes long.
     pub(crate) passed: bool,
-    /// It was stopped, and takes longer than others wait: they share the device with what it has running.
+    /// It was stopped and takes longer than others wait: they share the device with its running work.
     pub(crate) runs_on: bool,
 }
 
-/// For how long a lease has kept others away who could have paid for a turn.
+/// How long a lease has excluded others that could have paid for a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Kept {
     since: Option<u64>,
-    /// Before that, since the last report.
+    /// Earlier exclusions since the last report (ns).
     before_ns: u64,
 }
 
@@ -70,22 +70,22 @@ impl Held {
         }
     }
 
-    /// Whether others have to wait for it, or hold beside it.
+    /// Whether others have to wait for the lease, or hold leases beside it.
     pub(crate) fn counts(&self) -> bool {
         !(self.phase.revoked || self.phase.passed)
     }
 
-    /// Whether it has passed, and what it has left is done in a moment: the time after it is others'.
+    /// Whether the lease has passed and its remaining work is done in a moment: the time afterwards belongs to others.
     pub(crate) fn is_apart(&self) -> bool {
         self.phase.passed && !self.phase.runs_on
     }
 
-    /// Whether it may go on: it counts, and was not stopped.
+    /// Whether it may be prolonged: it counts, and was not stopped.
     pub(crate) fn goes_on(&self) -> bool {
         self.counts() && !self.phase.stopped
     }
 
-    /// It keeps others away from now on, or does not.
+    /// Records whether it excludes others from now on.
     pub(crate) fn keeps_away(&mut self, keeps: bool, now: u64) {
         if !keeps {
             self.kept.before_ns = self.kept_away_ns(now);
@@ -93,25 +93,25 @@ impl Held {
         self.kept.since = keeps.then_some(self.kept.since.unwrap_or(now));
     }
 
-    /// For how long it has kept others away since `told_at`.
+    /// How long it has excluded others since `told_at` (ns).
     pub(crate) fn kept_away_ns(&self, now: u64) -> u64 {
         let lately = self.kept.since.map_or(0, |since| now.saturating_sub(since.max(self.told_at)));
         self.kept.before_ns.saturating_add(lately)
     }
 
-    /// A report has come: a new interval begins, beside these.
+    /// Records a report: a new interval begins, with these co-holders.
     pub(crate) fn told(&mut self, company: Company, now: u64) {
         (self.told_at, self.company, self.kept.before_ns) = (now, company, 0);
     }
 
-    /// Ends it now, before its time. A preferred session begins beside what it has running: that is done about when the
-    /// device has gone over to another process.
+    /// Ends the lease early. `passes`: a preferred session begins beside its running work, which is done by about the
+    /// time when the device has switched to the other process.
     pub(crate) fn stop(&mut self, passes: bool, now: u64) {
         (self.phase.stopped, self.phase.passed, self.ends_at) = (true, passes, now);
     }
 
-    /// Its worker says that all work is done. Whether others waited for it; its report is awaited as that of a lease that
-    /// was stopped.
+    /// Records that its worker says that all work is done; its report is awaited like that of a stopped lease. Returns
+    /// whether others waited for it.
     pub(crate) fn end(&mut self, now: u64) -> bool {
         if self.phase.runs_on {
             (self.phase.runs_on, self.ends_at) = (false, now);
@@ -127,25 +127,26 @@ impl Held {
         true
     }
 
-    /// When others go on beside what it has left, if its worker does not say that all is done.
+    /// When others continue beside its remaining work, if its worker does not report the end.
     pub(crate) fn passes_at(&self) -> Option<u64> {
         (self.phase.stopped && self.counts()).then(|| self.ends_at.saturating_add(STOPPED_NS))
     }
 
-    /// How much of the time since the last report counts as used if nothing is said of it: all of it. But what was not
-    /// used, and then stood still as its process was stopped, is not used after its end.
+    /// How much of the time since the last report counts as used without a report: all of it. But a lease that was not
+    /// used, whose process then stood still, counts only until its end.
     pub(crate) fn unreported_ns(&self, now: u64) -> u64 {
         let until = if self.idle { now.min(self.ends_at.max(self.told_at)) } else { now };
         until.saturating_sub(self.told_at)
     }
 
-    /// When others stop waiting for it if no further report comes.
+    /// When others stop waiting for the lease if no further report comes.
     pub(crate) fn overdue_at(&self) -> u64 {
         let latest = self.ends_at.saturating_add(LONGEST_DRAIN_NS);
         self.ends_at.max(self.told_at).saturating_add(GRACE_NS).min(latest)
     }
 
-    /// Revokes it if it is overdue. Whether it is now, and was never stopped: nobody may be there to close its gate.
+    /// Revokes the lease if it is overdue. Returns whether it is revoked now and was never stopped: nothing may be left
+    /// to close its gate.
     pub(crate) fn revoke_if_overdue(&mut self, now: u64) -> bool {
         if self.phase.revoked {
             return false;

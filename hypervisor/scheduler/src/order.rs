@@ -1,4 +1,4 @@
-//! When a session's next turn is, in relation to others: virtual time, deadlines, rounds.
+//! The order of turns: virtual time, deadlines, rounds. Each account has one [`Order`].
 
 use limits::Priority;
 use limits::turns::{self, Handover};
@@ -6,23 +6,22 @@ use limits::units::PPM_ONE;
 
 use crate::types::Paid;
 
-/// A session's place among those that take turns.
+/// A session's place among the sessions that take turns.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// The share by which it takes turns: see `division`.
+    /// The share by which it takes turns; see `division`.
     share_ppm: u32,
-    /// Guaranteed time used in relation to the share, in nanoseconds at a whole share. The session
-    /// with the least goes next.
+    /// Guaranteed time used relative to the share, in nanoseconds at a whole share. The session with the least is next.
     virtual_ns: u128,
-    /// The virtual time until which its last turn was to last.
+    /// The virtual time at which its last turn was to end.
     deadline: u128,
-    /// In this time, each session that takes turns gets its share once.
+    /// The length of a round, in which each session that takes turns gets its share once (ns).
     round_ns: u64,
-    /// It takes no part in longer ones.
+    /// The longest rounds in which the session takes part (ns).
     longest_round_ns: u64,
-    /// What its turns cost.
+    /// The kind of handover between its turns.
     handover: Handover,
-    /// Spare time used in relation to the weight.
+    /// Spare time used relative to the weight.
     spare_virtual_ns: u128,
 }
 
@@ -43,7 +42,7 @@ impl Order {
         self.share_ppm
     }
 
-    /// Takes turns by `part` of `whole` of its share.
+    /// Sets the share by which the session takes turns to `part` of `whole` of its guarantee.
     pub(crate) fn take_turns_by(&mut self, guaranteed_ppm: u32, (part, whole): (u64, u64)) {
         let ppm = u64::from(guaranteed_ppm) * part / whole.max(1);
         self.share_ppm = u32::try_from(ppm).unwrap_or(u32::MAX).max(1);
@@ -53,13 +52,13 @@ impl Order {
         self.handover
     }
 
-    /// It takes turns together with those on other devices from now on, or does not any more.
+    /// Sets whether the session takes turns together with those on other devices.
     pub(crate) fn set_together(&mut self, together: bool) {
         self.handover = if together { Handover::Together } else { Handover::default() };
         self.longest_round_ns = u64::MAX;
     }
 
-    /// The session with the least of it goes next.
+    /// The used time that decides; the session with the least is next.
     pub(crate) fn virtual_time(&self, paid: Paid) -> u128 {
         match paid {
             Paid::Own => self.virtual_ns,
@@ -67,7 +66,7 @@ impl Order {
         }
     }
 
-    /// The session with the least goes next: by its deadline, or by the spare time that it used.
+    /// The value that decides: the deadline, or the spare time used. The session with the least is next.
     pub(crate) fn place(&self, paid: Paid) -> u128 {
         match paid {
             Paid::Own => self.next_deadline(),
@@ -75,26 +74,25 @@ impl Order {
         }
     }
 
-    /// The balance of a bucket with such a share with which a turn may start.
+    /// The balance with which a turn may start, for a bucket with this share (ns).
     pub(crate) fn entry_ns(&self, share_ppm: u32) -> u64 {
         turns::entry_ns(share_ppm, self.round_ns, self.handover)
     }
 
-    /// How long its turn should be.
+    /// The intended length of its turn (ns).
     pub(crate) fn full_turn_ns(&self) -> u64 {
         turns::turn_ns(self.share_ppm, self.round_ns)
     }
 
-    /// The virtual time until which its next turn is to last. A turn that was longer or shorter than
-    /// it should be changes the length of the next one and not its time, as far as a turn can be
-    /// changed.
+    /// The virtual time at which its next turn is to end. A turn that was too long or too short changes the length of
+    /// the next turn, not its time, as far as a turn's length can change.
     pub(crate) fn next_deadline(&self) -> u128 {
         let turn = self.virtually(self.full_turn_ns());
         let least = self.virtually(turns::SHORTEST_TURN_NS).max(turn / 4);
         (self.deadline + turn).clamp(self.virtual_ns + least, self.virtual_ns + turn / 4 * 5)
     }
 
-    /// How long the next turn should be.
+    /// The intended length of the next turn (ns).
     pub(crate) fn next_turn_ns(&self) -> u64 {
         let rest = self.next_deadline().saturating_sub(self.virtual_ns);
         let length = rest * u128::from(self.share_ppm) / u128::from(PPM_ONE);
@@ -105,45 +103,45 @@ impl Order {
         self.deadline = self.next_deadline();
     }
 
-    /// Joins those that take turns: it lags behind them by a round at most, and is not ahead.
+    /// Joins the sessions that take turns: at most one round behind them, and not ahead.
     pub(crate) fn join_turns(&mut self, virtual_now: u128) {
         let earliest = virtual_now.saturating_sub(self.round_ns.into());
         self.virtual_ns = self.virtual_ns.clamp(earliest, virtual_now);
         self.deadline = self.virtual_ns;
     }
 
-    /// Joins those that use spare time: idling earns no precedence.
+    /// Joins the sessions that use spare time: idling earns no precedence.
     pub(crate) fn join_spare(&mut self, virtual_now: u128) {
         self.spare_virtual_ns = self.spare_virtual_ns.max(virtual_now);
     }
 
-    /// Takes part in rounds of this length at most, from when the next ones are set.
+    /// Sets the longest rounds in which the session takes part, from the next time that rounds are set.
     pub(crate) fn set_longest_round(&mut self, round_ns: u64) {
         self.longest_round_ns = round_ns;
     }
 
-    /// Takes part in rounds of this length from now on. Whether that is another one than before.
+    /// Sets the length of its rounds. Returns whether it has changed.
     pub(crate) fn set_round(&mut self, round_ns: u64, priority: Priority) -> bool {
-        // What keeps a session of low priority from starving comes once a period: each turn delays those preferred.
+        // The guarantee of low priority comes once a period, because each turn delays preferred sessions.
         let round_ns = match priority {
-            // What is worth a turn has to be within what may be saved up.
+            // A turn must not exceed what may be saved up.
             Priority::High => round_ns.min(self.longest_round_ns).min(self.handover.period_ns()),
             Priority::Low => turns::PERIOD_NS,
         };
         core::mem::replace(&mut self.round_ns, round_ns) != round_ns
     }
 
-    /// It has used guaranteed time in a turn.
+    /// Adds guaranteed time that was used in a turn.
     pub(crate) fn use_own(&mut self, ns: u64) {
         self.virtual_ns += self.virtually(ns);
     }
 
-    /// It has used spare time.
+    /// Adds spare time that was used.
     pub(crate) fn use_spare(&mut self, ns: u64, weight: u32) {
         self.spare_virtual_ns += u128::from(ns) * u128::from(PPM_ONE) / u128::from(weight.max(1));
     }
 
-    /// A time in relation to the share.
+    /// A time relative to the share.
     fn virtually(&self, ns: u64) -> u128 {
         u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.share_ppm.max(1))
     }

@@ -1,7 +1,8 @@
-//! Leases that end before their time, because another worker is to have the device now.
+//! Preemption: leases that end early because another worker should have the device now. The scheduler asks at each
+//! decision.
 //!
-//! Only a worker whose gates are in its streams can be stopped: its device goes on with what runs
-//! and no further. For the others a lease ends when it is not prolonged.
+//! Only a worker whose gates are in its streams can be stopped: the device finishes the work that has begun and starts
+//! no more. For others, a lease ends by not being prolonged.
 
 use limits::Priority;
 
@@ -13,17 +14,17 @@ use crate::tuning::{MESSAGE_NS, SAVED_UP_PPM};
 use crate::turn;
 use crate::types::{Paid, SessionId, WorkerId};
 
-/// Who has the device after a lease that ends early.
+/// The kind of session that gets the device after a lease that ends early.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The next in turn. It waits until what runs is done, for a moment.
+    /// The next in turn. It waits a moment until the running work is done.
     InTurn,
-    /// A session that is preferred, or has saved up time. It begins beside what runs.
+    /// A preferred session, or one with savings. It begins beside the running work.
     Preferred,
 }
 
-/// The strongest claim among the dense workers that could have a turn if this dense worker let
-/// go of the device. A worker whose poll ended within `linger_ns` counts as asking.
+/// The strongest claim among the dense workers that could have a turn if this dense worker released the device. A
+/// worker whose poll ended within `linger_ns` counts as asking.
 pub(crate) fn strongest_waiting(
     roster: &Roster,
     worker: WorkerId,
@@ -47,14 +48,13 @@ pub(crate) fn strongest_waiting(
     claims.min()
 }
 
-/// Whether spare time that this worker gives up would come back to it before the session gets
-/// it.
+/// Whether spare time that this worker gives up would return to it before the session gets it.
 fn yields_to(roster: &Roster, session: SessionId, holder: &Worker) -> bool {
     let high = |session| spare::priority(roster, session) == Priority::High;
     !high(session) && high(holder.session)
 }
 
-/// Whether a lease has to end now, and for whom.
+/// Whether a lease has to end now, and for which kind of session.
 pub(crate) fn has_to_stop(
     roster: &Roster,
     alone: &TurnsAlone,
@@ -79,8 +79,8 @@ pub(crate) fn has_to_stop(
     }
 }
 
-/// The session that would begin a turn now, if the device were free. Only for it a turn may be cut short: otherwise
-/// another one would have what is cut off, and would be stopped for the same reason.
+/// The session that would begin a turn now if the device were free. A turn may be cut short only for this session:
+/// otherwise another one would get the time, and would be stopped for the same reason.
 fn next_in_line(roster: &Roster, alone: &TurnsAlone, now: u64) -> Option<SessionId> {
     let able = roster.asking().filter(|(id, worker, session)| {
         worker.is_dense()
@@ -95,8 +95,8 @@ fn next_in_line(roster: &Roster, alone: &TurnsAlone, now: u64) -> Option<Session
     place.min().map(|(.., session)| session)
 }
 
-/// Whether a session that waits has saved up half of what it may, beside a holder that has not: it uses less than its
-/// share, a little at a time. It need not wait for the end of a turn.
+/// Whether a waiting session has saved up half of what it may and the holder has not. Such a session uses less than its
+/// share, a little at a time, so it need not wait for the end of a turn.
 fn has_saved_up(roster: &Roster, session: SessionId, holder: SessionId) -> bool {
     let fullness = |session| roster.account(session).map_or(0, |own| own.fullness_ppm());
     let preferred = spare::priority(roster, session) == Priority::High
@@ -107,7 +107,7 @@ fn has_saved_up(roster: &Roster, session: SessionId, holder: SessionId) -> bool 
         && fullness(holder) < SAVED_UP_PPM
 }
 
-/// Whether a worker waits, whatever for, or did so just now: its next question is on its way.
+/// Whether a worker waits for any reason, or did so just now, with its next request on its way.
 pub(crate) fn anybody_waits(roster: &Roster, now: u64) -> bool {
     let comes_back = |own: &Worker| !own.counts() && own.was_active_within(MESSAGE_NS, now);
     roster.any_asks() || roster.workers().any(|(_, worker)| comes_back(worker))

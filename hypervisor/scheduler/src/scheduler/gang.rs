@@ -1,20 +1,21 @@
-//! Gangs: sessions that use several devices together. Work on one device waits for work on the others there, so
-//! such a session holds all of its devices at once, or none.
+//! Gangs: sessions that use several devices together. The daemon has one [`Gangs`] beside its schedulers. Work of a
+//! gang on one device waits for its work on the others, so a gang gets leases on all of its devices at once, or on
+//! none.
 //!
-//! * A gang is **due** once it can pay on each device on which it asks, and none of the others there that are no
-//!   gangs come before it. Those move on with what they use, so that happens. A device on which it asks for
-//!   nothing holds nothing up.
-//! * Then it **prepares**: its devices are kept for it from when the last lease there ends that it has to wait
-//!   for. Until then others may use those that are free.
-//! * When all are free, it gets leases on all of them at one moment, with one end: its **window**. What asks later
-//!   joins. The window goes on if it may on all devices.
-//! * A gang that leaves all of its devices idle part of the time is **sparse**. As any sparse worker it takes no turns
-//!   with single workers: it holds beside them, always on all of its devices, and nothing is kept for it. Its **turn
-//!   alone** is one on all of them at once. It takes turns with other gangs, and, if it needs more than its share, with
-//!   single workers that fill a device: slicing serves collectives badly.
+//! * A gang is **due** once it can pay on each device for which it asks, and is before all singles (sessions that are
+//!   no gangs) that wait there. Singles fall behind as they consume time, so every gang becomes due. Devices for which
+//!   a gang does not ask delay nothing.
+//! * A due gang **prepares**: its devices are reserved for it from the end of the last lease that it has to wait for.
+//!   Until then others may use those that are free.
+//! * When all are free, it gets leases on all of them at the same moment, with the same end: its **window**. Workers
+//!   that ask later join. The window is extended if that is possible on all devices.
+//! * A gang that leaves all of its devices idle part of the time is **sparse**. Like any sparse worker it takes no
+//!   turns with single workers: it holds leases beside them, always on all of its devices, and nothing is reserved for
+//!   it. Its **turn alone** covers all devices at once. It takes turns with other gangs and, if it needs more than its
+//!   share, with single workers that fill a device, because slicing serves collectives badly.
 //!
-//! Dense gangs begin in the order in which they came to be due, and one that has to wait keeps those behind it off its
-//! devices. So no two of them wait for each other, and none waits for ever.
+//! Dense gangs begin in the order in which they became due, and a waiting gang excludes later ones from its devices. So
+//! no two gangs wait for each other, and none waits for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,18 +23,18 @@ use crate::scheduler::together::Offer;
 use crate::scheduler::{Reserved, Scheduler};
 use crate::types::{Grant, LeaseId, SessionId, WorkerId};
 
-/// What a gang holds.
+/// The leases that a gang holds.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     end: u64,
-    /// While others wait, it does not go on beyond this.
+    /// While others wait, the window is not extended beyond this.
     turn_ends_at: u64,
-    /// It does not go on.
+    /// Whether the window will not be extended.
     is_last: bool,
 }
 
 impl Window {
-    /// The end of its leases, and of its turn.
+    /// The ends of its leases and of its turn.
     const fn until(self) -> (u64, u64) {
         (self.end, self.turn_ends_at)
     }
@@ -44,7 +45,7 @@ struct Gang<D> {
     devices: BTreeSet<D>,
     due_since: Option<u64>,
     window: Option<Window>,
-    /// It takes turns.
+    /// Whether the gang takes turns.
     dense: bool,
 }
 
@@ -77,12 +78,12 @@ fn of_mut<'a, D: Copy + Ord>(
 }
 
 impl<D: Copy + Ord> Gangs<D> {
-    /// Whether there is none.
+    /// Whether there are no gangs.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Says which devices a session uses together. With fewer than two it is no gang.
+    /// Sets the devices that a session uses together. With fewer than two it is not a gang.
     pub fn set(
         &mut self,
         session: SessionId,
@@ -96,7 +97,7 @@ impl<D: Copy + Ord> Gangs<D> {
         let is_gang = devices.len() > 1;
         for (device, scheduler) in of_mut(&former.union(&devices).copied().collect(), schedulers) {
             scheduler.set_together(session, is_gang && devices.contains(&device));
-            // Found anew with the next decision, if it is a gang still.
+            // Set again by the next decision, if the session is still a gang.
             scheduler.set_among_dense(session, false);
             scheduler.reserved = None;
         }
@@ -109,7 +110,7 @@ impl<D: Copy + Ord> Gangs<D> {
         }
     }
 
-    /// Grants what gangs can have now. To be called before [`Scheduler::decide`].
+    /// Grants what gangs can get now. Called before [`Scheduler::decide`].
     pub fn decide(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) -> Vec<(D, Grant)> {
         for gang in self.0.values() {
             of_mut(&gang.devices, schedulers).for_each(|(_, scheduler)| scheduler.reserved = None);
@@ -124,7 +125,7 @@ impl<D: Copy + Ord> Gangs<D> {
                 gang.window = None;
             }
             match gang.window {
-                // What it has running ends by itself, here sooner and there later.
+                // The window's work ends by itself, at different times on its devices.
                 Some(window) if window.end <= now => {}
                 Some(window) => {
                     for (device, scheduler) in of_mut(&used, schedulers) {
@@ -155,18 +156,16 @@ impl<D: Copy + Ord> Gangs<D> {
         grants
     }
 
-    /// Tells which gangs take turns: those that fill a device, and those that would hold beside another gang, or with more
-    /// than their share beside a worker that fills one. Slicing serves collectives badly: that of one spins here, that of
-    /// the other there, and each waits for a time slice on all devices.
+    /// Decides which gangs take turns: those that fill a device, and those that would hold beside another gang or, with
+    /// more than their share, beside a worker that fills a device. Slicing serves collectives badly: one gang's
+    /// collective spins here, the other's there, and each waits for a time slice on all devices.
     fn classify(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
         for (&session, gang) in &self.0 {
             let used = gang.used(session, schedulers, now);
             // A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices
             // make them, and nowhere does it wait for a longer one.
-            if let Some(shortest) =
-                of(&used, schedulers).map(|scheduler| scheduler.rounds.ns()).min()
-            {
+            if let Some(shortest) = of(&used, schedulers).map(Scheduler::round_ns).min() {
                 of_mut(&used, schedulers)
                     .for_each(|(_, scheduler)| scheduler.set_longest_round(session, shortest));
             }
@@ -182,14 +181,14 @@ impl<D: Copy + Ord> Gangs<D> {
                 || own().any(|scheduler| scheduler.is_crowded_for(session, now));
             gang.dense = fills || among_dense;
             for (_, scheduler) in of_mut(&gang.devices, schedulers) {
-                // The session may have been forgotten there, and be back.
+                // The session may have been forgotten there and added again.
                 scheduler.set_together(session, true);
                 scheduler.set_among_dense(session, among_dense);
             }
         }
     }
 
-    /// A gang that shares one of its devices waits for it on all of them: there, too, time tells little.
+    /// A gang that shares one of its devices waits for it on all of them, so its time on the others says little either.
     fn note_who_is_shared(&self, schedulers: &mut BTreeMap<D, Scheduler>) {
         for (&session, gang) in self.0.iter().filter(|(_, gang)| gang.window.is_some()) {
             if of(&gang.devices, schedulers).any(|scheduler| scheduler.is_shared_by(session)) {
@@ -199,8 +198,8 @@ impl<D: Copy + Ord> Gangs<D> {
         }
     }
 
-    /// A worker asks for its lease on a device to go on; see [`Scheduler::renew`]. That of a gang goes on if it may on all
-    /// of its devices.
+    /// Extends a worker's lease on a device; see [`Scheduler::renew`]. A gang's lease is extended only if that is
+    /// possible on all of its devices.
     pub fn renew(
         &mut self,
         session: SessionId,
@@ -230,8 +229,8 @@ impl<D: Copy + Ord> Gangs<D> {
         schedulers.get_mut(&device)?.renew_until(worker, lease, window.until(), now)
     }
 
-    /// Begins a turn alone of a gang in doubt: on all of its devices, or it would be open on some and wait there for
-    /// the others.
+    /// Begins a turn alone of a gang whose class is in doubt, on all of its devices: otherwise it would hold some and
+    /// wait there for the others.
     fn suspect(&self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
         for (&session, gang) in &self.0 {
             let own = || of(&gang.devices, schedulers);
@@ -244,14 +243,14 @@ impl<D: Copy + Ord> Gangs<D> {
         }
     }
 
-    /// When [`Self::decide`] has something to do without a new event.
+    /// When [`Self::decide`] has something to do without a new event (ns).
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         let windows = self.0.values().filter_map(|gang| gang.window);
         windows.map(|window| window.end).filter(|&at| at > now).min()
     }
 }
 
-/// For how long the leases on all devices could go on, and until when the turn lasts.
+/// For how long the leases on all devices could be extended, and until when the turn lasts.
 fn could_go_on<D: Copy + Ord>(
     session: SessionId,
     devices: &BTreeSet<D>,
@@ -268,15 +267,15 @@ fn could_go_on<D: Copy + Ord>(
 }
 
 impl<D: Copy + Ord> Gang<D> {
-    /// The devices that it wants, or wanted just now.
+    /// The devices that the session wants, or wanted just now.
     fn used(&self, session: SessionId, schedulers: &Schedulers<D>, now: u64) -> BTreeSet<D> {
         let wants =
             |device: &&D| schedulers.get(device).is_some_and(|s| s.roster.is_active(session, now));
         self.devices.iter().filter(wants).copied().collect()
     }
 
-    /// It is due once it can pay on each device on which it asks, and is next there; then until it has begun, or cannot
-    /// pay.
+    /// Notes whether the gang is due: from when it can pay on each device for which it asks and is next there, until it
+    /// begins or cannot pay.
     fn note_whether_due(
         &mut self,
         session: SessionId,
@@ -295,7 +294,7 @@ impl<D: Copy + Ord> Gang<D> {
         };
     }
 
-    /// Keeps the devices for the gang, and begins its window if they are free.
+    /// Reserves the devices for the gang, and begins its window if they are free.
     fn prepare(
         &mut self,
         session: SessionId,
@@ -334,7 +333,7 @@ impl<D: Copy + Ord> Gang<D> {
     }
 }
 
-/// What a gang could have of each device on which it asks.
+/// What the gang could get on each device for which it asks.
 fn offers<D: Copy + Ord>(
     session: SessionId,
     used: &BTreeSet<D>,
