@@ -1,4 +1,4 @@
-//! Makes the messages and services out of the checked-in definitions, without protoc.
+//! Generates the gRPC messages and services from the checked-in definitions, without protoc.
 
 use std::error::Error;
 

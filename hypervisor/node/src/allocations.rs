@@ -1,7 +1,9 @@
-//! The folder of allocations: one folder for each, by its key, which its container gets to see.
+//! The allocations of this node: one directory per allocation, named by its key and mounted into its container. The
+//! device plugin, the DRA driver and the NRI plugin create them; the resolver writes their limits.
 //!
-//! `Allocate` makes it anew, so a container never sees what an earlier one with the same ids had. Its limits are
-//! written when the kubelet has told whose it is, and it is removed when that container has ended.
+//! `Allocate` always creates the directory anew, so a container never sees the data of an earlier container with the
+//! same ids. The limits are written once the kubelet has told which container the allocation belongs to. The directory
+//! is removed after that container has ended.
 
 mod decision;
 mod entry;
@@ -31,32 +33,33 @@ use crate::hidden::{Hidden, InUse, Taken, hidden};
 use crate::identity::{Containers, Holder};
 use crate::pool::{Allocation, AllocationKey, Pool};
 
-/// How long others are waited for who change the same limits. A container's own processes can make it long.
+/// How long to wait for another process that changes the same limits. A container's own processes can prolong this.
 const LIMITS_WITHIN: Duration = Duration::from_millis(200);
-/// How long a container's processes have to say that they go by changed limits.
+/// How long a container's processes have to confirm changed limits.
 const TAKEN_WITHIN: Duration = Duration::from_millis(500);
-/// For how long after `Allocate` a scheduler, or after its start a container's first process, may be waiting.
+/// How long after `Allocate`, or after the start of a container, a scheduler or the container may be waiting for
+/// limits.
 const URGENT: Duration = Duration::from_secs(15);
 
-/// The folder.
+/// The table of allocations, backed by a directory.
 #[derive(Debug)]
 pub(crate) struct Allocations {
     folder: Folder,
-    /// From which containers load the limiter, unless they were allocated by another version.
+    /// Directory from which new containers load the limiter.
     library: PathBuf,
     table: Mutex<BTreeMap<AllocationKey, Entry>>,
-    /// Ids of cores and memory that the kubelet has given out.
+    /// Ids of cores and memory that the kubelet has allocated.
     in_use: Mutex<InUse>,
-    /// Counts changes of both.
+    /// Counts the changes of `table` and `in_use`.
     changes: watch::Sender<u64>,
-    /// Told when the kubelet gives something out.
+    /// Notified after each `Allocate`.
     given: Notify,
 }
 
-/// Why an allocation is not made.
+/// Why `Allocate` fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AllocateError {
-    /// The pool is one, and kubelets count each resource by itself.
+    /// All resources share one pool of GPUs, but the kubelet counts each resource separately.
     #[error("{id} is taken by the name {resource}: the kubelet has not heard of it yet")]
     Taken { id: String, resource: String },
     #[error("the allocation's folder: {0}")]
@@ -64,7 +67,7 @@ pub(crate) enum AllocateError {
 }
 
 impl Allocations {
-    /// Takes the folder, with what an earlier run left there.
+    /// Opens and locks the directory, and reads what an earlier run left in it.
     pub(crate) fn take(folder: &Path, library: &Path) -> Result<(Self, Lock), NodeError> {
         let fault = |source| NodeError::Allocations { folder: folder.to_owned(), source };
         let (folder, lock) = Folder::take(folder)?;
@@ -83,12 +86,12 @@ impl Allocations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Told whenever something is taken or given back.
+    /// Notified of every change of the allocations or of the ids in use.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Waits until the kubelet gives something out, if it has not since this was last waited for.
+    /// Waits for the next `Allocate`, or returns at once if one came since the last wait.
     pub(crate) async fn given(&self) {
         self.given.notified().await;
     }
@@ -97,19 +100,19 @@ impl Allocations {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// What each resource cannot give now.
+    /// The ids of each resource that must not be allocated now.
     pub(crate) fn hidden(&self, pool: &Pool, resources: &[Resource]) -> Hidden {
         let taken: Vec<Taken> = self.table().values().map(Entry::taken).collect();
         let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         hidden(pool, resources, &taken, &in_use)
     }
 
-    /// The folder of an allocation.
+    /// The directory of an allocation.
     pub(crate) fn of(&self, key: &AllocationKey) -> PathBuf {
         self.folder.of(key)
     }
 
-    /// Where its pages are.
+    /// The directory of an allocation's session pages.
     pub(crate) fn session_of(&self, key: &AllocationKey) -> PathBuf {
         self.folder.session_of(key)
     }
@@ -119,7 +122,7 @@ impl Allocations {
         self.folder.write_preload()
     }
 
-    /// A container gets it: the folder is made anew.
+    /// Creates the directory of a new allocation.
     pub(crate) fn allocate(
         &self,
         resource: &Resource,
@@ -141,16 +144,16 @@ impl Allocations {
         Ok(())
     }
 
-    /// A container with it is about to start. The folder is made again if it has gone: after a restart of the node the
-    /// kubelet starts containers anew by what it remembers, and calls `Allocate` no more. Returns whose limits are
-    /// written.
+    /// Records that a container with this allocation is about to start. Creates the directory again if it is gone:
+    /// after a reboot the kubelet restarts containers from its checkpoint, without calling `Allocate`. Returns the
+    /// container whose limits are written, if any.
     pub(crate) fn start(
         &self,
         resource: &Resource,
         allocation: &Allocation,
     ) -> io::Result<Option<Holder>> {
         let mut table = self.table();
-        // The kubelet mounts what it was told by `Allocate`, perhaps by another version.
+        // The kubelet mounts what `Allocate` returned, perhaps from an agent of another version.
         let facts = || Facts::new(resource, allocation, None);
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
             self.folder.make(&allocation.key, &facts())?;
@@ -162,7 +165,8 @@ impl Allocations {
         Ok(entry.holder.clone())
     }
 
-    /// Another container of its pod starts with it than the one whose limits are written: the folder is made anew.
+    /// Creates the directory anew, without limits, because another container of the pod starts with this allocation
+    /// than the one whose limits are written.
     pub(crate) fn vacate(&self, waiting: &Waiting) -> io::Result<()> {
         let mut table = self.table();
         let Some(entry) = table.get_mut(&waiting.key) else { return Ok(()) };
@@ -171,7 +175,7 @@ impl Allocations {
         self.folder.mark_started(&waiting.key)
     }
 
-    /// Removes what these init containers had, which have ended, but for one that is another container's by now.
+    /// Removes the allocations of these ended init containers, except `but`, which another container uses by now.
     pub(crate) fn release(&self, ended: &[Holder], but: &AllocationKey) -> io::Result<()> {
         let is_theirs = |(key, entry): &(&AllocationKey, &Entry)| {
             *key != but
@@ -181,7 +185,7 @@ impl Allocations {
         self.remove_those(is_theirs)
     }
 
-    /// Removes the allocations of which this holds, with their folders.
+    /// Removes the allocations for which `is_one` is true, with their directories.
     fn remove_those(&self, is_one: impl Fn(&(&AllocationKey, &Entry)) -> bool) -> io::Result<()> {
         let mut table = self.table();
         let keys: Vec<_> = table.iter().filter(is_one).map(|(key, _)| key.clone()).collect();
@@ -196,19 +200,18 @@ impl Allocations {
         Ok(())
     }
 
-    /// Their names.
+    /// The keys of all allocations.
     pub(crate) fn keys(&self) -> Vec<AllocationKey> {
         self.table().keys().cloned().collect()
     }
 
-    /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
         !self.table().is_empty()
     }
 
-    /// Those whose limits are not known. The kubelet was asked at `asked`: what it said counts only for what was there before,
-    /// since it may have told what held then. `counted`: what they are to have is what the kubelet counts, which it has done
-    /// when a container has begun to start.
+    /// The allocations without limits. `asked`: when the kubelet was asked; allocations touched later are left out,
+    /// because the answer may be older than they are. `counted`: the limits come from the ids that the kubelet counts,
+    /// which are complete only once the container has begun to start.
     pub(crate) fn waiting(&self, asked: Instant, counted: bool) -> Vec<Waiting> {
         let is_due = |entry: &&Entry| {
             entry.holder.is_none()
@@ -219,8 +222,8 @@ impl Allocations {
         table.iter().filter(|(_, entry)| is_due(entry)).map(Entry::waiting).collect()
     }
 
-    /// What is promised to the containers that are listed, and those of which that is not known yet. Where none is listed, all
-    /// that are known count.
+    /// The shares promised to listed containers, and the listed allocations that still wait for limits. If the list is
+    /// empty, all allocations count.
     pub(crate) fn promised(&self, listed: &Containers) -> (Vec<(GpuId, Share)>, Vec<Waiting>) {
         let counts = |(_, entry): &(_, &Entry)| listed.is_empty() || entry.is_there(listed);
         let table = self.table();
@@ -230,7 +233,7 @@ impl Allocations {
         (shares.copied().collect(), waiting.into_iter().map(Entry::waiting).collect())
     }
 
-    /// Whether limits are likely to be known soon, and somebody waits for them.
+    /// Whether a scheduler or a container is probably waiting for limits.
     pub(crate) fn is_urgent(&self, counted: bool) -> bool {
         let waits = |entry: &Entry| {
             let is_due = !counted || entry.started.is_some();
@@ -239,8 +242,8 @@ impl Allocations {
         self.table().values().any(waits)
     }
 
-    /// Writes what holds for the container of an allocation. `asked`: as for [`Self::waiting`]. `false`: it is another
-    /// container's by now.
+    /// Writes the limits of an allocation's container. `asked`: as for [`Self::waiting`]. Returns `false` if the
+    /// allocation belongs to another container by now.
     pub(crate) fn decide(
         &self,
         key: &AllocationKey,
@@ -265,13 +268,13 @@ impl Allocations {
         Ok(true)
     }
 
-    /// Those whose limits are written.
+    /// The allocations whose limits are written.
     pub(crate) fn held(&self) -> Vec<Held> {
         self.table().iter().filter_map(Entry::held).collect()
     }
 
-    /// Changes what holds for a container that runs. What it may have from now on is promised before it may take it.
-    /// Returns who has taken the change, for each GPU.
+    /// Changes the limits of a running container. An increase is promised before the container may use it. Returns for
+    /// each GPU which processes have confirmed the change.
     pub(crate) fn change(
         &self,
         key: &AllocationKey,
@@ -293,7 +296,7 @@ impl Allocations {
         let mut changed = Vec::new();
         for Part { gpu, limits, .. } in &decision.parts {
             let page = Page::open_existing(&self.session_of(key).join(format!("{gpu}.page")))?;
-            // Who keeps it for longer does not keep the limits.
+            // The limits may be overwritten by a process that holds the lock for longer.
             let lock = page.lock_limits(until);
             changed.push(Changed::make(page, limits)?);
             drop(lock);
@@ -301,7 +304,7 @@ impl Allocations {
         Ok(wait_until_taken(&changed, Instant::now() + TAKEN_WITHIN)?)
     }
 
-    /// By which annotation an allocation's limits were last changed, or were to be.
+    /// Records the annotation text by which an allocation's limits were last changed, or failed to change.
     pub(crate) fn followed(&self, key: &AllocationKey, text: Option<String>) -> io::Result<()> {
         let mut table = self.table();
         let Some(entry) = table.get_mut(key) else { return Ok(()) };
@@ -309,7 +312,7 @@ impl Allocations {
         self.folder.write_followed(key, text.as_deref())
     }
 
-    /// The kubelet has given out these ids of cores and memory. Returns whether these are others than before.
+    /// Stores the ids of cores and memory that the kubelet has allocated. Returns whether they changed.
     fn are_in_use(&self, now: &InUse) -> bool {
         let mut before = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = *before != *now;
@@ -319,11 +322,11 @@ impl Allocations {
         differs
     }
 
-    /// The directories from which present containers load the limiter, or will when they start again. `None`: that is not
-    /// known of all of them.
+    /// The directories from which present containers load the limiter, also after a restart. `None` if that is unknown
+    /// for some container.
     pub(crate) fn libraries(&self, listed: &Containers) -> Option<BTreeSet<PathBuf>> {
         let table = self.table();
-        // A container that starts again, or joins a claim, loads the library of the agent that runs then.
+        // A container that restarts, or joins a claim, loads the library of the agent that runs at that time.
         if table.values().any(Entry::is_granted) {
             return None;
         }
@@ -334,8 +337,8 @@ impl Allocations {
         table.values().map(|entry| entry.library.clone()).collect()
     }
 
-    /// Removes the allocations of containers that have ended. `mounted` tells which of these some process still sees: a
-    /// kubelet that has just started may not list what runs.
+    /// Removes the allocations of ended containers. `mounted` returns those that some process still has mounted, since
+    /// a kubelet that has just started may not list all running containers.
     pub(crate) fn remove_ended(
         &self,
         listed: &Containers,

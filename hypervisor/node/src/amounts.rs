@@ -1,6 +1,6 @@
-//! What a container may take of each of its GPUs: as its pod says, or as the kubelet counts. Pure.
+//! Computes a container's share of each of its GPUs, from its pod or from the kubelet's counts. Pure.
 //!
-//! Cores and memory are for each GPU. What nobody says is free.
+//! Cores and memory are per GPU. An amount that is not requested is unlimited.
 
 use dialects::needs::Need;
 use dialects::{CORES, Claim, NeedError, Share};
@@ -10,11 +10,11 @@ use limits::{ComputeLimit, GpuId, Limits, MemoryLimit, Policy, Priority};
 use crate::identity::Asked;
 use crate::pool::{Gpu, Pool};
 
-/// A hundredth of a GPU's time, in millionths.
+/// One core (1 % of a GPU's time) in millionths.
 const CORE_PPM: u32 = 10_000;
 const MIB: u64 = 1 << 20;
 
-/// What no GPU can give.
+/// A request that no GPU can satisfy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AmountError {
     #[error("{asked} cores of each of its GPUs are asked for; expected 1 to {CORES}")]
@@ -27,30 +27,29 @@ pub(crate) enum AmountError {
     Need(#[from] NeedError),
 }
 
-/// A container's part of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) gpu: GpuId,
     pub(crate) limits: Limits,
-    /// What is promised to it.
+    /// The share promised to the container.
     pub(crate) share: Share,
-    /// What may be promised of the GPU.
+    /// The capacity of the GPU that may be promised.
     pub(crate) total: Share,
 }
 
-/// What is known of a container beside what its GPUs are.
+/// The source of a container's amounts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wish {
-    /// What the kubelet counts. More may be asked for that it does not know.
+    /// The ids that the kubelet has counted. The pod may request more through resources that it does not count.
     Counted(Asked),
-    /// What its pod says, and what its scheduler has claimed.
+    /// The pod's request, and what its scheduler has claimed.
     Said { need: Need, claims: Vec<Claim>, policy: Policy },
-    /// What a claim or an annotation of other schedulers has of each GPU.
+    /// The share of each GPU given by a ResourceClaim or by another scheduler's annotation.
     Given { share: Share, policy: Policy, priority: Priority },
 }
 
 impl Wish {
-    /// How a share of time is meant.
+    /// How a share of compute is enforced.
     pub(crate) const fn policy(&self) -> Policy {
         match self {
             Self::Said { policy, .. } | Self::Given { policy, .. } => *policy,
@@ -68,7 +67,7 @@ impl Wish {
     }
 }
 
-/// Its part of a GPU.
+/// The container's part of a GPU.
 pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountError> {
     let total = pool.total(gpu);
     let factor = pool.memory_factor();
@@ -111,7 +110,7 @@ fn memory(
     total: Share,
 ) -> Result<Option<MemoryLimit>, AmountError> {
     let scaling = u64::from(pool.scaling().memory);
-    // All of it is what it has without a limit.
+    // A container with all of a GPU's memory needs no limit.
     let is_all = gpu.memory_mib.is_some() && mib == total.memory_mib && scaling == 100;
     if mib == 0 || is_all {
         return Ok(None);
@@ -127,12 +126,12 @@ fn memory(
 
 fn compute(cores: u64, wish: &Wish) -> ComputeLimit {
     let Ok(cores) = u32::try_from(cores) else { return ComputeLimit::NONE };
-    // VGPU-Manager and HAMi: a whole GPU's time has no limit. The kubelet's count is followed as it is.
+    // As in VGPU-Manager and HAMi, a whole GPU's compute is unlimited. The kubelet's count is taken literally.
     let is_whole = u64::from(cores) >= CORES && !matches!(wish, Wish::Counted(_));
     let is_low = wish.is_low();
     let limit = match wish.policy() {
         Policy::None => return ComputeLimit::NONE,
-        // Others come first, so it has to ask.
+        // Low priority yields to others, so the container needs leases even without a limit.
         _ if (cores == 0 || is_whole) && is_low => ComputeLimit::fixed(PPM_ONE),
         _ if cores == 0 || is_whole => ComputeLimit::NONE,
         Policy::Fixed => ComputeLimit::fixed(cores * CORE_PPM),

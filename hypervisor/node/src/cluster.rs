@@ -1,4 +1,5 @@
-//! The cluster as its API server shows it: this node's pods, and what people and schedulers are told of them.
+//! The connection to the API server: watches this node's pods and writes events, annotations and outcomes for people
+//! and schedulers.
 
 use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,38 +29,38 @@ use crate::identity::Holder;
 use crate::outcomes::{Outcomes, Word};
 use crate::words;
 
-/// How long the API server has for one answer.
+/// Timeout of one answer of the API server.
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
-/// The same before the kubelet gives out ids: it waits meanwhile.
+/// Timeout of a list while the kubelet waits for `Allocate`.
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
-/// For how long it is tried to write what a scheduler or a controller waits for.
+/// How long to retry writing what a scheduler or a controller waits for.
 const INSISTS: Duration = Duration::from_secs(300);
 
-/// How the API server is found.
+/// How to reach the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterOptions {
     /// The name of this node.
     pub node: String,
-    /// The file that says how. `None`: as every pod is told.
+    /// Path of the kubeconfig. `None`: the service account mounted into the pod.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// How the words of the cluster's pods are meant.
+/// How requests of the cluster's pods are read.
 pub(crate) struct Meaning {
     pub(crate) dialects: Arc<[Dialect]>,
-    /// What the cluster calls resources.
+    /// The resource names that the cluster uses.
     pub(crate) names: ResourceNames,
-    /// The node's memory factor.
+    /// The node's memory factor: MiB per memory unit.
     pub(crate) factor: NonZeroU32,
 }
 
-/// This node's part of it.
+/// A handle to the API server for this node.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     client: Client,
     node: Arc<str>,
     pods: Store<Pod>,
-    /// Told whenever something was heard of a pod.
+    /// Notified whenever a pod event arrives.
     heard: watch::Sender<()>,
     events: Events,
     reschedule: bool,
@@ -76,11 +77,11 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// What keeps [`Cluster`] up to date.
+/// The future that keeps [`Cluster`] up to date.
 pub(crate) type Keep = std::pin::Pin<Box<dyn Future<Output = Infallible> + Send>>;
 
 impl Cluster {
-    /// Begins to watch this node's pods; the future has to run for that.
+    /// Connects and begins to watch this node's pods; the watch runs while the returned future is polled.
     pub(crate) async fn of(
         options: &ClusterOptions,
         meaning: Meaning,
@@ -119,7 +120,7 @@ impl Cluster {
         dialects: &[Dialect],
         mut apply: impl FnMut(&watcher::Event<Pod>),
     ) -> Infallible {
-        // Stored, and looked at, in the originals' names.
+        // Pods are stored with the original resource names.
         let names = Arc::clone(&self.names);
         let read = |event| match event {
             watcher::Event::Apply(pod) => watcher::Event::Apply(names.pod(&pod).into_owned()),
@@ -141,11 +142,12 @@ impl Cluster {
                 watcher::Event::Init => {}
             }
         }
-        // It has no end; if it had one, nothing would follow.
+        // The watch has no end.
         std::future::pending().await
     }
 
-    /// The kubelet refuses pods whose `Allocate` failed, without saying whose that was.
+    /// Reschedules a pod whose `Allocate` failed. The kubelet marks such a pod as failed without naming the device
+    /// plugin.
     fn look_at(&self, pod: Pod, dialects: &[Dialect]) {
         let status = pod.status.as_ref();
         let failed = status.is_some_and(|status| {
@@ -165,7 +167,7 @@ impl Cluster {
         self.outcomes().forget(uid(pod));
     }
 
-    /// What was deleted while nobody watched is only missing.
+    /// Forgets pods that were deleted while the watch was interrupted: no event tells of them.
     fn forget_others(&self) {
         let present: BTreeSet<String> =
             self.pods.state().iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
@@ -176,39 +178,37 @@ impl Cluster {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By which everything is asked.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The name of this node.
     pub(crate) fn name(&self) -> &str {
         &self.node
     }
 
-    /// The policy of pods that name none.
+    /// The policy for pods that name none.
     pub(crate) fn policy(&self) -> Policy {
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pod of this name, as it is now: one that was heard of may have gone, and another one has its name.
+    /// Reads this pod from the API server: the watched pod may be gone and its name reused.
     pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, CallError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &segment(&holder.namespace));
         let found = answered(ANSWERS_WITHIN, pods.get_opt(&segment(&holder.pod))).await?;
         Ok(found.map(|pod| Arc::new(self.names.pod(&pod).into_owned())))
     }
 
-    /// This node's pods, as far as they have been heard of.
+    /// The watched pods of this node.
     pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
         self.pods.state()
     }
 
-    /// Told whenever something is heard of them from now on.
+    /// Notified of every later pod event.
     pub(crate) fn news(&self) -> watch::Receiver<()> {
         self.heard.subscribe()
     }
 
-    /// The same as the API server has them now: a kubelet may have heard of a pod before this program has.
+    /// Lists this node's pods at the API server: the kubelet may know a pod before the watch does.
     pub(crate) async fn list(&self) -> Result<Vec<Arc<Pod>>, CallError> {
         let pods: Api<Pod> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&on_node(&self.node));
@@ -217,7 +217,8 @@ impl Cluster {
         Ok(listed.items.iter().map(read).collect())
     }
 
-    /// A container has its GPUs. Once all of the pod's have (`is_all`), tells its scheduler what they have.
+    /// Records that a container has its GPUs. If all of the pod's containers have theirs (`is_all`), tells the
+    /// scheduler.
     pub(crate) fn allocated(
         &self,
         pod: &Arc<Pod>,
@@ -231,7 +232,7 @@ impl Cluster {
         }
     }
 
-    /// A running container has another part of its GPUs.
+    /// Records that a running container's share of its GPUs has changed.
     pub(crate) fn changed(&self, pod: &Arc<Pod>, real: (Dialect, PodClaims)) {
         let number = self.outcomes().changed(uid(pod), real);
         self.write(pod, number);
@@ -242,7 +243,7 @@ impl Cluster {
         tokio::spawn(async move { cluster.write_outcome(&pod, number).await });
     }
 
-    /// Tells a pod's scheduler what became of its containers, unless something else has happened since.
+    /// Tells a pod's scheduler the outcome of its containers, unless a newer outcome exists.
     async fn write_outcome(&self, pod: &Pod, number: u64) {
         let pods = self.pods_beside(pod);
         let (name, how) = (&segment(name(pod)), PatchParams::default());
@@ -261,7 +262,7 @@ impl Cluster {
                 let patch = Patch::Merge(json!({"metadata": metadata}));
                 match pods.patch_metadata(name, &how, &patch).await {
                     Ok(_) => return Ok(lock),
-                    // It says something else by now.
+                    // The pod has changed meanwhile: reads it again.
                     Err(error) if is_conflict(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -272,13 +273,13 @@ impl Cluster {
         }
     }
 
-    /// A scheduler of these dialects holds the node until its pod has its devices.
+    /// Releases the node lock that the scheduler of some dialects holds until its pod has its devices.
     async fn release(&self, lock: &str, pod: &Pod, is_its_without_name: bool) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let own = segment(&self.node);
         let Ok(node) = insist("the node's lock", || nodes.get(&own)).await else { return };
         let held = node.metadata.annotations.as_ref().and_then(|all| all.get(lock));
-        // TIME, or TIME,NAMESPACE,POD.
+        // The lock's value is TIME, or TIME,NAMESPACE,POD.
         let named = format!(",{}", name(pod));
         let is_its = |text: &String| {
             if text.contains(',') { text.ends_with(&named) } else { is_its_without_name }
@@ -287,12 +288,12 @@ impl Cluster {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {lock: Value::Null}}}));
             let how = PatchParams::default();
             let free = || nodes.patch_metadata(&own, &how, &patch);
-            // Whoever holds the node is told of what cannot be written.
+            // `insist` logs failures.
             _ = insist("the node's lock", free).await;
         }
     }
 
-    /// A container does not start: tells people, and its scheduler.
+    /// Reports that a container cannot start: an event for people, the outcome for its scheduler.
     pub(crate) fn refused(&self, pod: &Arc<Pod>, container: &str, reason: &str) {
         let Some(number) = self.outcomes().refused(uid(pod), container, reason) else { return };
         let reason = self.names.in_words(reason.to_owned());
@@ -306,7 +307,8 @@ impl Cluster {
         });
     }
 
-    /// The same of a container that has started and waits for its limits: once.
+    /// Like [`Self::refused`], for a container that has started and waits for its limits. Reports only the first
+    /// refusal.
     pub(crate) fn refused_late(&self, pod: &Arc<Pod>, container: &str, reason: &str) {
         let is_known = self.outcomes().is_refused(uid(pod), container);
         if !is_known {
@@ -319,12 +321,11 @@ impl Cluster {
         self.events.tell(&pod.object_ref(&()), told).await;
     }
 
-    /// Writes events.
     pub(crate) fn events(&self) -> Events {
         self.events.clone()
     }
 
-    /// This node, as events name it: kubelets and kubectl take its name for its UID.
+    /// A reference to this node for events. The kubelet and kubectl use its name as the UID.
     pub(crate) fn node(&self) -> ObjectReference {
         let name = Some(self.node.to_string());
         let (kind, api_version) = (Some("Node".to_owned()), Some("v1".to_owned()));
@@ -342,7 +343,7 @@ impl Cluster {
         pods.filter_map(named).collect()
     }
 
-    /// Deletes a pod, if something makes it anew.
+    /// Deletes a pod that a controller will recreate.
     async fn reschedule(&self, pod: &Pod) {
         let meta = &pod.metadata;
         let name = name(pod);
@@ -367,7 +368,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &segment(namespace))
     }
 
-    /// Sets those of the node's annotations that are not so. Touches nothing else.
+    /// Writes those of the node's annotations that differ. Leaves others untouched.
     pub(crate) async fn annotate_node(
         &self,
         wanted: &[(&'static str, String)],
@@ -395,7 +396,7 @@ impl Cluster {
         })
     }
 
-    /// Where it cannot be followed, what held before holds.
+    /// Applies the cordon annotation. An invalid one leaves the cordoned GPUs as they were.
     async fn take_cordoned(&self, text: &str) {
         let told = match cordon::cordoned(text) {
             Ok(gpus) if *self.cordoned.borrow() == gpus => return,
@@ -426,7 +427,7 @@ impl Cluster {
     }
 }
 
-/// Writes what a scheduler or a controller waits for: also after a time without an API server.
+/// Retries a write that a scheduler or a controller waits for, even while the API server is unreachable.
 async fn insist<T, F>(what: &str, call: impl Fn() -> F) -> Result<T, CallError>
 where
     F: Future<Output = kube::Result<T>>,

@@ -1,27 +1,26 @@
-//! Which GPUs are out of service for new containers: an annotation of the node. Pure.
+//! Reads the node's annotation that lists GPUs out of service for new containers. Pure.
 
 use std::collections::BTreeSet;
 
 use limits::GpuId;
 
-/// The annotation.
 pub(crate) const CORDONED: &str = "sluice.dev/cordoned-gpus";
 
-/// A word of it that names no GPU.
+/// A word of the annotation that is no GPU UUID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the annotation {CORDONED}: {0:?}; expected UUIDs of GPUs with commas between them, such as GPU-5a1ce000-0000-4000-8000-000000000000"
 )]
 pub(crate) struct CordonError(String);
 
-/// Which GPUs it names.
+/// The GPUs that the annotation lists.
 pub(crate) fn cordoned(text: &str) -> Result<BTreeSet<GpuId>, CordonError> {
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
     let one = |word: &str| word.parse().map_err(|_| CordonError(word.chars().take(60).collect()));
     words.map(one).collect()
 }
 
-/// What people are told of it.
+/// The event text for a change of the cordoned GPUs.
 pub(crate) fn told(gpus: &BTreeSet<GpuId>) -> String {
     if gpus.is_empty() {
         return "no GPU is cordoned any more".to_owned();

@@ -1,4 +1,4 @@
-//! Which files of /dev a GPU has, as NVIDIA's kernel module tells.
+//! Finds a GPU's device files in /dev, from what NVIDIA's kernel module shows in /proc.
 
 use std::fs;
 use std::io;
@@ -6,21 +6,21 @@ use std::path::PathBuf;
 
 use limits::GpuId;
 
-/// Where the kernel module shows its devices.
+/// Where the kernel module lists its devices.
 const KERNEL_MODULE: &str = "/proc/driver/nvidia";
-/// The files that every GPU needs.
+/// Device files that every GPU needs.
 const ALL_NEED: [&str; 2] = ["nvidiactl", "nvidia-uvm"];
-/// What some programs need, where it is there.
+/// Device files that some programs need; added if present.
 const SOME_NEED: [&str; 2] = ["nvidia-uvm-tools", "nvidia-modeset"];
 
-/// Finds the files.
+/// Finds the device files of GPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceFiles {
     kernel_module: PathBuf,
     dev: PathBuf,
 }
 
-/// A GPU without its files.
+/// Why a GPU's device files are not found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FilesError {
     #[error("{gpu}: the kernel module does not tell which device file it has (below {module})", module = module.display())]
@@ -36,7 +36,7 @@ impl Default for DeviceFiles {
 }
 
 impl DeviceFiles {
-    /// The files of these GPUs. Simulated ones have none.
+    /// The device files of these GPUs. Simulated GPUs have none.
     pub(crate) fn of(&self, gpus: &[GpuId]) -> Result<Vec<PathBuf>, FilesError> {
         let real: Vec<_> = gpus.iter().filter(|gpu| !gpu.is_simulated()).collect();
         if real.is_empty() {
@@ -60,7 +60,7 @@ impl DeviceFiles {
         Ok(files)
     }
 
-    /// The numbers of all device files that the kernel module tells of.
+    /// The minor numbers of all GPUs that the kernel module lists.
     fn minors(&self) -> Vec<(GpuId, u32)> {
         let Ok(gpus) = fs::read_dir(self.kernel_module.join("gpus")) else { return Vec::new() };
         let one = |gpu: io::Result<fs::DirEntry>| {

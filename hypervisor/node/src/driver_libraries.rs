@@ -1,8 +1,7 @@
-//! The driver's libraries of the node, as mounts of a container: where no runtime brings them.
+//! Mounts NVIDIA's user-space libraries from the node into containers, if no container runtime does.
 //!
-//! A container's loader looks into these folders without a cache or a variable. So each library is mounted there by each
-//! of its names on the node: the one that programs are linked with, and those by which the driver's libraries load each
-//! other.
+//! A container's loader searches the target directories without a cache or a variable. So each library is mounted under
+//! each of its names on the node: the one that programs link with, and those by which the libraries load each other.
 
 use std::fs;
 use std::io;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::injection::mount;
 use crate::proto::Mount;
 
-/// Where nodes have them.
+/// Where nodes have the libraries.
 const FOLDERS: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -19,9 +18,9 @@ const FOLDERS: [&str; 5] = [
     "/usr/local/nvidia/lib64",
     "/home/kubernetes/bin/nvidia/lib64",
 ];
-/// By which a folder is known, and without which no program can use a GPU.
+/// The library that marks a directory as the right one: no program can use a GPU without it.
 const CUDA: &str = "libcuda.so.1";
-/// What computing needs.
+/// The libraries that compute programs need.
 const LIBRARIES: [&str; 7] = [
     "libcuda.so",
     "libcudadebugger.so",
@@ -31,10 +30,10 @@ const LIBRARIES: [&str; 7] = [
     "libnvidia-opencl.so",
     "libnvidia-ptxjitcompiler.so",
 ];
-/// Where a container sees them: where glibc's loader looks on Debian and its kin, and on others.
+/// Mount targets: the default directories of glibc's loader on Debian and its derivatives, and elsewhere.
 const INSIDE: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
-/// Why they cannot be mounted.
+/// Why the libraries cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
     #[error("--driver {folder}: {source}; expected the node's folder with {CUDA}", folder = folder.display())]
@@ -43,7 +42,7 @@ pub(crate) enum DriverError {
     Nowhere(String),
 }
 
-/// The folder with them. `named`: by the operator.
+/// Finds the directory with the libraries. `named`: the operator's choice.
 pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf, DriverError> {
     match named {
         Some(folder) => {
@@ -59,7 +58,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf, DriverError> {
     }
 }
 
-/// They, in the order of their names. Looked at anew each time: the driver may have been replaced.
+/// The mounts of all libraries, by name. Reads the directory each time, since the driver may have been replaced.
 pub(crate) fn mounts(folder: &Path) -> Result<Vec<Mount>, DriverError> {
     let fault = |source| DriverError::Folder { folder: folder.to_owned(), source };
     let mut found = Vec::new();
@@ -68,7 +67,7 @@ pub(crate) fn mounts(folder: &Path) -> Result<Vec<Mount>, DriverError> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else {
             continue;
         };
-        // Names that lead nowhere are of no use.
+        // Dangling links are skipped.
         if is_one(&name)
             && let Ok(file) = path.canonicalize()
         {

@@ -1,6 +1,6 @@
-//! Events for people: `kubectl describe` shows them. What is told again is counted in a series, as Kubernetes means it.
+//! Kubernetes events for people, shown by `kubectl describe`. Repeated events are counted in a series.
 //!
-//! The recorder of kube knows a series by its reason alone, and would tell of the second one in the words of the first.
+//! kube's own recorder identifies a series by its reason alone, and would report a second text under the first one's.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,37 +17,37 @@ use serde_json::json;
 
 use crate::cluster::ANSWERS_WITHIN;
 
-/// Who tells.
+/// The reporting controller of events.
 const CONTROLLER: &str = "sluice.dev/node";
-/// What Kubernetes takes as an event's text.
+/// The longest note that Kubernetes accepts.
 const MOST_NOTE: usize = 1000;
-/// For how long after its last event a series goes on.
+/// How long after its last event a series continues.
 const SERIES: Duration = Duration::from_secs(360);
 
-/// Whether people have to do something.
+/// Whether people have to act on an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Normal,
     Warning,
 }
 
-/// Something to tell.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) kind: Kind,
-    /// In one word, for programs.
+    /// Machine-readable, one word.
     pub(crate) reason: &'static str,
-    /// What was being done.
+    /// The action during which it happened.
     pub(crate) action: &'static str,
     pub(crate) note: String,
-    /// What has the same series, of one reason and object.
+    /// Distinguishes series that share a reason and an object.
     pub(crate) series: String,
-    /// How often it happened.
+    /// How often it happened since the last event.
     pub(crate) count: u64,
 }
 
 impl Told {
-    /// What is the same when it has the same words.
+    /// An event that happened once, in a series with all events of the same note.
     pub(crate) fn once(
         kind: Kind,
         reason: &'static str,
@@ -58,7 +58,7 @@ impl Told {
     }
 }
 
-/// By object, reason and series.
+/// Object, reason and series.
 type Key = (String, &'static str, String);
 
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ struct Series {
     last: Instant,
 }
 
-/// Writes them.
+/// Writes events to the API server.
 #[derive(Clone)]
 pub(crate) struct Events {
     client: Client,
@@ -77,7 +77,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// From this node.
+    /// For events of this node.
     pub(crate) fn new(client: Client, node: Arc<str>) -> Self {
         Self { client, node, series: Arc::default() }
     }
@@ -86,7 +86,7 @@ impl Events {
         self.series.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells it. What cannot be written is lost.
+    /// Writes an event. Failures are only logged.
     pub(crate) async fn tell(&self, about: &ObjectReference, told: Told) {
         let namespace = about.namespace.as_deref().unwrap_or("default");
         let events: Api<Event> = Api::namespaced(self.client.clone(), &segment(namespace));
@@ -118,7 +118,7 @@ impl Events {
             }
             Err(error) => {
                 if error.is_final() {
-                    // It may have been removed: the next one begins a new series.
+                    // The event may have been deleted: the next one begins a new series.
                     self.series().remove(&key);
                 }
                 tracing::warn!(%error, reason = told.reason, "an event is not written");

@@ -1,8 +1,10 @@
-//! What a resource cannot give, since containers have it by the names of others: it is listed as unhealthy. Pure.
+//! Computes the ids that a resource must list as unhealthy, because containers hold their share through other
+//! resources. Called when allocations change. Pure.
 //!
-//! A kubelet counts each resource by itself, for the whole node. So of cores and memory as many ids are hidden as other
-//! containers have, on the GPUs where they have them; which ids these are has no meaning. Places are hidden one by one,
-//! and so are all that are left of a GPU whose memory is promised in full: nobody can use one without memory.
+//! The kubelet counts each resource separately, for the whole node. Of cores and memory, as many ids are hidden as
+//! other containers hold, on the GPUs where they hold them; which ids these are has no meaning. Places are hidden one
+//! by one. All free places of a GPU whose memory is fully promised are hidden too: nobody can use a place without
+//! memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,23 +15,23 @@ use limits::GpuId;
 
 use crate::pool::{Pool, UnitId};
 
-/// The hidden ids of each resource, in their order and each once. These may be tens of thousands, made anew at each change.
+/// The hidden ids of each resource, sorted and unique. May be tens of thousands, computed anew at each change.
 pub(crate) type Hidden = BTreeMap<&'static str, Vec<UnitId>>;
 
 /// Ids of cores and memory, by resource.
 pub(crate) type InUse = BTreeMap<&'static str, BTreeSet<UnitId>>;
 
-/// A container that has something.
+/// An allocation, as far as hiding needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
-    /// By whose name it has its places.
+    /// The resource through which it holds its places.
     pub(crate) resource: String,
     pub(crate) places: BTreeSet<UnitId>,
-    /// How much of its GPUs, as far as that is known.
+    /// Its shares of its GPUs, as far as known.
     pub(crate) shares: Vec<(GpuId, Share)>,
 }
 
-/// What is hidden while these containers are there. `in_use`: ids of cores and memory that the kubelet has given out.
+/// The ids to hide because of these containers. `in_use`: ids of cores and memory that the kubelet has allocated.
 pub(crate) fn hidden(
     pool: &Pool,
     resources: &[Resource],
@@ -45,7 +47,7 @@ pub(crate) fn hidden(
             let is_own = |id: &UnitId| own.iter().any(|one| one.places.contains(id));
             let left = full.iter().flat_map(|gpu| pool.ids_of(*gpu, resource.counts));
             let left = left.filter(|id| !is_own(id));
-            // An index takes nobody's place.
+            // An index id occupies no place.
             let is_index = |one: &&&Taken| {
                 RESOURCES.iter().any(|row| row.name == one.resource && row.counts.is_index())
             };
@@ -60,20 +62,21 @@ pub(crate) fn hidden(
     all.filter(|(_, ids): &(_, Vec<UnitId>)| !ids.is_empty()).collect()
 }
 
-/// The GPUs whose memory is promised in full.
+/// The GPUs whose memory is fully promised.
 fn without_memory(pool: &Pool, taken: &[Taken]) -> BTreeSet<GpuId> {
     let is_full = |id: GpuId| {
         let total =
             pool.gpus().iter().find(|gpu| gpu.id == id).map(|gpu| pool.total(gpu).memory_mib);
         let shares = taken.iter().flat_map(|one| &one.shares).filter(|(gpu, _)| *gpu == id);
         let sum = shares.fold(0_u64, |sum, (_, share)| sum.saturating_add(share.memory_mib));
-        // A total of 0: the driver does not tell.
+        // A total of 0: the driver does not report it.
         total.is_some_and(|total| total > 0 && sum >= total)
     };
     pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect()
 }
 
-/// As many as containers have and the kubelet does not know of. Only these are looked at: a node has tens of thousands.
+/// Hides as many units as containers hold without the kubelet's knowledge. Visits only these: a node has tens of
+/// thousands.
 fn units(pool: &Pool, counts: Counts, taken: &[Taken], used: &BTreeSet<UnitId>) -> Vec<UnitId> {
     let factor = u64::from(pool.memory_factor().get());
     let mut on: BTreeMap<GpuId, u64> = BTreeMap::new();
@@ -154,7 +157,7 @@ mod tests {
         assert_eq!(found.get("nvidia.com/vgpu-number"), None);
         assert_eq!(found["volcano.sh/vgpu-number"], place);
         assert_eq!(found["nvidia.com/gpu"], place);
-        // The kubelet knows of its cores, and not of its memory, which was asked for by no id.
+        // The kubelet counts its cores, but not its memory, which was requested without ids.
         assert_eq!(found.get("nvidia.com/vgpu-cores"), None);
         assert_eq!(found["volcano.sh/vgpu-cores"].len(), 30);
         assert_eq!(found["volcano.sh/vgpu-memory"].len(), 51);
@@ -189,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of each resource as much is left as the pool has left, whatever is in use by which name.
+        /// Each resource has as much left as the pool, whatever is in use through which resource.
         #[test]
         fn as_much_is_left_as_the_pool_has_left(
             containers in prop::collection::vec((any::<bool>(), 0_u64..30, 0_u64..300), 0..4), known: bool

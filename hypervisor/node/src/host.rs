@@ -1,4 +1,4 @@
-//! The node's own root, seen from where this runs: in a pod its files are not the node's.
+//! Resolves paths in the node's root file system, because this program may run in a pod.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, open, openat2};
 use rustix::io::Errno;
 
-/// The first process's root. It is the node's in the node's pid namespace.
+/// The root of process 1: the node's root, if this program runs in the node's pid namespace.
 const ROOT: &str = "/proc/1/root";
 
-/// The node's root.
+/// The node's root directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Host(pub(crate) PathBuf);
 
@@ -19,14 +19,14 @@ impl Host {
         Self(if first.join("etc").is_dir() { first.to_owned() } else { PathBuf::from("/") })
     }
 
-    /// What is there by this path for the node's processes. Links are followed as they would.
+    /// Opens a path as the node's processes would, with links resolved inside the node's root.
     pub(crate) fn named(&self, path: &Path) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = open(&self.0, flags | OFlags::DIRECTORY, Mode::empty())?;
         openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
     }
 
-    /// Whether a path leads to the same here and on the node, as far as that can be told.
+    /// Whether a path names the same file here and on the node, as far as visible.
     pub(crate) fn has_the_same(&self, path: &Path) -> bool {
         let own = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let identity = |file: OwnedFd| fstat(file).map(|found| (found.st_dev, found.st_ino));
@@ -51,7 +51,7 @@ mod tests {
         std::os::unix::fs::symlink("/run", root.path().join("var/run")).unwrap();
         let host = Host(root.path().to_owned());
         assert!(host.named(Path::new("/var/run/cdi")).is_ok());
-        // Here, too, but others.
+        // These exist here, too, but are other directories.
         assert!(!host.has_the_same(Path::new("/run")) && !host.has_the_same(Path::new("/var/run")));
         assert!(Host(PathBuf::from("/")).has_the_same(root.path()));
         assert!(!Host(PathBuf::from("/")).has_the_same(&root.path().join("none")));

@@ -1,4 +1,5 @@
-//! Whose an allocation is: the container that the kubelet lists with the same ids. No I/O, and nothing by order or time.
+//! Matches allocations with containers: an allocation belongs to the container that the kubelet lists with the same
+//! ids. Order and time play no role. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -9,7 +10,7 @@ use crate::proto::pod_resources::PodResources;
 use dialects::{Counts, Resource};
 use limits::GpuId;
 
-/// A container, by the names that people gave it.
+/// A container, by its namespace, pod and container name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Holder {
     pub(crate) namespace: String,
@@ -23,14 +24,13 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What a container asked for, in the units of its resources.
+/// The amounts that a container requested, in units of its resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) cores: u64,
     pub(crate) memory: u64,
 }
 
-/// A container with places on GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) holder: Holder,
@@ -39,28 +39,28 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Where its places are, in the order of their names.
+    /// The GPUs of its places, sorted.
     pub(crate) fn gpus(&self) -> Vec<GpuId> {
         let gpus = self.places.iter().filter_map(|id| id.split_once("::")?.0.parse().ok());
         gpus.collect::<BTreeSet<GpuId>>().into_iter().collect()
     }
 }
 
-/// All of them, as the kubelet lists them at one moment.
+/// A snapshot of the kubelet's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Containers {
     listed: Vec<Listed>,
-    /// Those that have no place by these resources. Kubelets list a pod before they give its containers anything.
+    /// Containers without a place. The kubelet lists a pod before it allocates anything to its containers.
     bare: BTreeSet<Holder>,
-    /// Which of them are listed with a place.
+    /// Indices into `listed`, by place.
     by_place: HashMap<String, Vec<usize>>,
-    /// The names of those that have places.
+    /// The containers with places.
     have: HashSet<Holder>,
-    /// The ids of cores and memory that are in use, by resource.
+    /// Ids of cores and memory in use, by resource.
     in_use: InUse,
 }
 
-/// What cannot be, since the kubelet gives an id to one container at a time.
+/// A contradiction in the kubelet's answers: it allocates an id to one container at a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Mismatch {
     #[error("the kubelet lists these ids for {0} and for {1}")]
@@ -72,14 +72,14 @@ pub(crate) enum Mismatch {
 }
 
 impl Containers {
-    /// Those that have places by these resources.
+    /// Reads the kubelet's answer, as far as it is about these resources.
     pub(crate) fn of(pods: &[PodResources], resources: &[Resource]) -> Self {
         let (mut listed, mut bare) = (Vec::new(), BTreeSet::new());
         let mut by_place: HashMap<String, Vec<usize>> = HashMap::new();
         let mut in_use = InUse::new();
         for pod in pods {
             for container in &pod.containers {
-                // A resource may be told in several parts.
+                // The kubelet may report a resource in several parts.
                 let mut ids: BTreeMap<Counts, BTreeSet<&str>> = BTreeMap::new();
                 for part in &container.devices {
                     let resource = resources.iter().find(|row| row.name == part.resource_name);
@@ -120,28 +120,27 @@ impl Containers {
         Self { listed, bare, by_place, have, in_use }
     }
 
-    /// Whether the kubelet has told of no pod at all.
+    /// Whether the kubelet has listed no pod at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.listed.is_empty() && self.bare.is_empty()
     }
 
-    /// The containers that have no place, among them those that the kubelet is about to give one.
+    /// Containers without a place, including those that the kubelet is about to give one.
     pub(crate) fn bare(&self) -> &BTreeSet<Holder> {
         &self.bare
     }
 
-    /// The ids of each container that has any.
+    /// The place ids of each container.
     pub(crate) fn places(&self) -> impl Iterator<Item = &BTreeSet<String>> {
         self.listed.iter().map(|listed| &listed.places)
     }
 
-    /// Whether a container has places.
     pub(crate) fn have(&self, holder: &Holder) -> bool {
         self.have.contains(holder)
     }
 
-    /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no
-    /// init containers, whose ids later containers of the pod may have, all or some of them.
+    /// The container with exactly these ids, if one is listed. Init containers are never listed, and later containers
+    /// of the pod may get some or all of their ids.
     pub(crate) fn whose(&self, ids: &BTreeSet<String>) -> Result<Option<&Listed>, Mismatch> {
         let mut exact: Option<&Listed> = None;
         let mut parts: Option<&Listed> = None;
@@ -168,13 +167,13 @@ impl Containers {
         Ok(exact)
     }
 
-    /// Any container with any of these ids.
+    /// Some container with any of these ids.
     pub(crate) fn with_any(&self, ids: &BTreeSet<String>) -> Option<&Listed> {
         let at = ids.iter().find_map(|id| self.by_place.get(id)?.first())?;
         self.listed.get(*at)
     }
 
-    /// Nothing was allocated since these ids were `before`'s.
+    /// Checks that these ids still belong to `before`, given that nothing was allocated since.
     pub(crate) fn check_holder(
         &self,
         ids: &BTreeSet<String>,
@@ -189,7 +188,6 @@ impl Containers {
         }
     }
 
-    /// The containers of a pod.
     pub(crate) fn of_pod(&self, holder: &Holder) -> impl Iterator<Item = &Listed> {
         let is_its = |listed: &&Listed| {
             (&listed.holder.namespace, &listed.holder.pod) == (&holder.namespace, &holder.pod)
@@ -197,12 +195,11 @@ impl Containers {
         self.listed.iter().filter(is_its)
     }
 
-    /// The ids of cores and memory that are in use, by resource.
+    /// Ids of cores and memory in use, by resource.
     pub(crate) fn in_use(&self) -> &InUse {
         &self.in_use
     }
 
-    /// Whether any container is listed with any of these ids.
     pub(crate) fn have_any(&self, ids: &BTreeSet<String>) -> bool {
         ids.iter().any(|id| self.by_place.contains_key(id))
     }
@@ -254,7 +251,7 @@ mod tests {
             devices("nvidia.com/vgpu-memory", &["m0", "m1"]),
             devices("nvidia.com/vgpu-number", &["b"]),
             devices("example.com/other", &["x"]),
-            // Told by NUMA nodes, and some of it twice.
+            // Reported per NUMA node, and partly twice.
             devices("nvidia.com/vgpu-number", &["a"]),
             devices("nvidia.com/vgpu-memory", &["m1", "m2"]),
             devices("nvidia.com/vgpu-cores", &["c7"]),
@@ -269,7 +266,7 @@ mod tests {
         assert!(all.have_any(&set(&["d", "a"])) && !all.have_any(&set(&["d"])));
     }
 
-    /// Kubelets give an init container's ids to the pod's later containers, and do not list it.
+    /// The kubelet reuses an init container's ids for the pod's later containers, and does not list init containers.
     #[test]
     fn ids_of_an_init_container_are_not_taken_for_another_containers() {
         let pods = [pod("p", vec![("first", places(&["a"])), ("second", places(&["b"]))])];
@@ -293,7 +290,7 @@ mod tests {
     }
 
     proptest! {
-        /// However containers are ordered, and their ids told, each is found by its ids and by no others.
+        /// Whatever the order of containers and ids, each container is found by its own ids only.
         #[test]
         fn each_is_found_by_its_own_ids(
             sizes in prop::collection::vec(1_usize..4, 1..12), turn in 0_usize..12, wrong in 0_usize..12,

@@ -1,5 +1,5 @@
-//! What makes a container load the limiter and find its node's daemon: mounts, and nothing that its own environment
-//! could replace.
+//! Makes a container load the limiter and find its node's daemon, by mounts only: its own environment cannot override
+//! them.
 
 use std::fs::{File, FileTimes};
 use std::io;
@@ -12,14 +12,13 @@ use session::allocation;
 
 use crate::proto::Mount;
 
-/// Where a container sees the libraries.
+/// Path of the libraries inside a container.
 const LIBRARIES: &str = "/run/sluice/library";
-/// What is preloaded into each program of a container.
+/// The libraries preloaded into each program of a container.
 pub(crate) const PRELOADED: [&str; 2] = ["libcuda_limiter.so", "libadd_path.so"];
-/// The file from which glibc's loader takes that.
+/// The file from which glibc's loader reads them.
 pub(crate) const PRELOAD: &str = "/etc/ld.so.preload";
 
-/// Why containers cannot be made to load the limiter.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectionError {
     /// A library is missing.
@@ -37,7 +36,7 @@ pub enum InjectionError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The loader would refuse them.
+    /// The directory is mounted `noexec`, so the loader would refuse the libraries.
     #[error(
         "--library {folder}: it is on a file system without execution (noexec), from which no program can load a library",
         folder = folder.display()
@@ -48,7 +47,7 @@ pub enum InjectionError {
     },
 }
 
-/// What is mounted into every container.
+/// The source paths of the mounts of every container.
 #[derive(Clone, Debug)]
 pub(crate) struct Injection {
     library: PathBuf,
@@ -57,17 +56,17 @@ pub(crate) struct Injection {
     daemon: PathBuf,
 }
 
-/// The libraries' paths for a container's loader, one on each line.
+/// The preload list: the libraries' paths inside a container, one per line.
 pub(crate) fn preload_text() -> String {
     PRELOADED.iter().map(|name| format!("{LIBRARIES}/{name}\n")).collect()
 }
 
-/// The libraries on the node.
+/// The libraries' paths on the node.
 pub(crate) fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
     PRELOADED.iter().map(move |name| folder.join(name))
 }
 
-/// Checks the folder of the libraries.
+/// Checks that the directory has the libraries and allows execution.
 pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
     for name in PRELOADED {
         let missing = |source| InjectionError::Missing { folder: folder.to_owned(), name, source };
@@ -83,13 +82,11 @@ pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
     }
 }
 
-/// Why libraries cannot be put on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// They are not there.
+    /// The libraries are missing.
     #[error(transparent)]
     Library(#[from] InjectionError),
-    /// They cannot be written.
     #[error("--install {folder}: {source}", folder = folder.display())]
     Write {
         /// The folder.
@@ -99,8 +96,8 @@ pub enum InstallError {
     },
 }
 
-/// Puts the libraries of a folder into another one, from which kubelets mount them. What is the same stays as it is:
-/// containers that run have it loaded.
+/// Copies the libraries of a directory into another one, from which the kubelet mounts them. Identical files stay as
+/// they are, because running containers have them loaded.
 ///
 /// # Errors
 /// [`InstallError`].
@@ -118,7 +115,7 @@ pub fn install(from: &Path, to: &Path) -> Result<(), InstallError> {
         std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).map_err(write)?;
         std::fs::rename(draft, to.join(name)).map_err(write)?;
     }
-    // An agent of another version may still run, and removes what nobody has needed for long.
+    // An agent of another version may still run, which removes directories unused for long.
     let now = FileTimes::new().set_modified(SystemTime::now());
     File::open(to).and_then(|folder| folder.set_times(now)).map_err(write)
 }
@@ -128,9 +125,9 @@ impl Injection {
         Self { library, preload, daemon }
     }
 
-    /// The mounts of a container with an allocation and its session. The daemon's folder is made where it is missing: the daemon may come later, and a
-    /// folder in which it makes its socket anew is seen, a socket would not be.
-    /// `own`: the container's own list of preloads, where it has one.
+    /// The mounts of a container with an allocation and its session. Creates the daemon's directory if it is missing,
+    /// since the daemon may start later; mounting the directory lets the container see a new socket, mounting the
+    /// socket would not. `own`: the container's own preload list, if it has one.
     pub(crate) fn mounts(
         &self,
         (folder, session): (&Path, &Path),
@@ -147,7 +144,7 @@ impl Injection {
         ])
     }
 
-    /// Where a container sees the daemon's socket.
+    /// Path of the daemon's socket inside a container.
     pub(crate) fn daemon_inside(&self) -> PathBuf {
         let name = self.daemon.file_name().unwrap_or_default();
         Path::new(allocation::DAEMON).join(name)

@@ -1,8 +1,8 @@
 //! `hypervisor node`: offers fractions of a node's GPUs to its kubelet.
 //!
-//! The kubelet knows resources by name, and of each a list of ids. A [`dialects`] row says under which name an
-//! existing system offers what; all rows draw on one [`pool`] of GPUs. For each resource there is a device
-//! plugin on a Unix socket, which is registered with the kubelet, and again when the kubelet has restarted.
+//! The kubelet knows each resource as a name and a list of ids. A [`dialects`] row says under which name an existing
+//! system offers which amount; all rows draw on one [`pool`] of GPUs. Each resource has a device plugin on a Unix
+//! socket, which is registered with the kubelet, and again after the kubelet has restarted.
 
 #![forbid(unsafe_code)]
 
@@ -85,31 +85,31 @@ use self::registration::Endpoint;
 use self::resolver::Resolver;
 use self::seen::Seen;
 
-/// How long the first look at the devices may take.
+/// How long the first reading of the devices may take.
 const FIRST_LOOK: Duration = Duration::from_secs(20);
 
-/// Why the node's part cannot run.
+/// Why `hypervisor node` cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// An option cannot be followed.
+    /// An option is invalid.
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// Containers cannot be made to load the limiter.
     #[error(transparent)]
     Injection(#[from] InjectionError),
-    /// What images preload cannot be kept.
+    /// The hook for images' preloads cannot be set up.
     #[error(transparent)]
     Hook(#[from] HookFileError),
-    /// Containers would have no driver.
+    /// The driver's libraries cannot be mounted.
     #[error("--devices mounts: {0}")]
     Driver(String),
-    /// Nothing looks at the devices any more.
+    /// The thread that reads the devices has ended.
     #[error("the observer of the devices has ended")]
     Silent,
     /// The devices cannot be offered.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The folder of allocations cannot be used.
+    /// The directory of allocations cannot be used.
     #[error("the allocations in {folder}: {source}", folder = folder.display())]
     Allocations {
         /// The folder.
@@ -117,13 +117,13 @@ pub enum NodeError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Another one has them.
+    /// Another process uses the directory of allocations.
     #[error("another `hypervisor node` uses {folder}", folder = folder.display())]
     AlreadyRuns {
         /// The folder of allocations.
         folder: PathBuf,
     },
-    /// A plugin's socket cannot be made.
+    /// A plugin's socket cannot be created.
     #[error("cannot listen on {socket}: {source}", socket = socket.display())]
     Listen {
         /// The socket.
@@ -131,19 +131,18 @@ pub enum NodeError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The API server cannot be asked.
+    /// The API server's configuration cannot be read.
     #[error(transparent)]
     Cluster(#[from] api_server::ConnectError),
-    /// The system refuses what every program needs.
+    /// A thread cannot be started.
     #[error("threads: {0}")]
     Threads(io::Error),
 }
 
-/// Offers the devices that `source` shows, until `end` is there. Then the sockets are removed; what the kubelet has
-/// given out stays with its containers.
+/// Offers the devices that `source` shows, until `end` resolves. Then it removes its sockets; allocations stay with
+/// their containers.
 ///
-/// # Errors
-/// [`NodeError`], for what is wrong with options, folders or devices. A kubelet or a GPU that is not there is waited for.
+/// # Errors [`NodeError`], for invalid options, directories or devices. A missing kubelet or GPU is no error: it waits.
 pub async fn serve(
     options: &Options,
     source: Box<dyn Source>,
@@ -181,7 +180,7 @@ pub async fn serve(
         () = &mut end => return Ok(()),
         gpus = first_gpus(&mut seen) => Ok(gpus?),
     };
-    // What the previous run was told: the API server may be away.
+    // Starts with what the previous run knew, since the API server may be unreachable.
     let cordon_file = observer::cordon::beside(&options.daemon);
     let before = options.cluster.as_ref().and_then(|_| observer::cordon::read(&cordon_file).ok());
     let (cordon, mut cordoned) = watch::channel(before.unwrap_or_default());
@@ -289,12 +288,12 @@ pub async fn serve(
                 now = seen.recv() => last = now.ok_or(NodeError::Silent)?,
                 Ok(()) = cordoned.changed() => tell_daemon(&cordon_file, &cordoned.borrow()),
             }
-            // While nothing can be seen, nothing can be given out.
+            // While no GPU can be seen, none can be allocated.
             let next = match &last {
                 Ok(gpus) => pool_of(gpus.clone()),
                 Err(blind) => {
                     let dark = news.borrow().without_health();
-                    // Once: it is tried again every some seconds.
+                    // Logs once: it retries every few seconds.
                     if **news.borrow() != dark {
                         tracing::warn!(%blind, "no GPU can be seen: all are offered as unhealthy");
                     }
@@ -325,12 +324,12 @@ pub async fn serve(
             Err(panicked) => Err(NodeError::Threads(io::Error::other(panicked))),
         },
     };
-    // Each removes its socket as it ends.
+    // Each task removes its socket as it ends.
     tasks.shutdown().await;
     ended
 }
 
-/// Waits for a GPU: a DaemonSet also runs on nodes without one, and on others before their driver is loaded.
+/// Waits for a GPU: a DaemonSet also runs on nodes without one, and on nodes whose driver is loaded later.
 async fn first_gpus(
     seen: &mut mpsc::UnboundedReceiver<Result<Vec<Gpu>, Blind>>,
 ) -> Result<Vec<Gpu>, NodeError> {
@@ -343,7 +342,7 @@ async fn first_gpus(
             Ok(Some(Err(blind))) => blind.to_string(),
             Err(_) => format!("the driver has not answered for {} s", FIRST_LOOK.as_secs()),
         };
-        // Once: this may go on for long.
+        // Logs each reason once: this may last.
         if told.as_ref() != Some(&why) {
             tracing::warn!(
                 why,
@@ -354,7 +353,7 @@ async fn first_gpus(
     }
 }
 
-/// The daemon shows which GPUs are cordoned.
+/// Writes the file from which the daemon reads the cordoned GPUs.
 fn tell_daemon(file: &Path, cordoned: &BTreeSet<GpuId>) {
     let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
     if let Err(error) = folder.and_then(|()| observer::cordon::write(file, cordoned)) {
@@ -362,7 +361,7 @@ fn tell_daemon(file: &Path, cordoned: &BTreeSet<GpuId>) {
     }
 }
 
-/// Where the driver's libraries are, if they are to be mounted.
+/// The directory of the driver's libraries, if they are to be mounted.
 fn driver_folder(options: &Options) -> Result<Option<PathBuf>, NodeError> {
     if options.devices != DeviceList::Mounts {
         return Ok(None);
@@ -373,7 +372,7 @@ fn driver_folder(options: &Options) -> Result<Option<PathBuf>, NodeError> {
     Ok(Some(folder))
 }
 
-/// Follows what containers have by the names of each resource.
+/// Keeps the hidden ids of each resource up to date.
 async fn keep_hidden(
     allocations: Arc<Allocations>,
     mut pool: watch::Receiver<Arc<Pool>>,
@@ -402,7 +401,7 @@ async fn keep_hidden(
     }
 }
 
-/// Where a pod's TFLOPS are no part of anything.
+/// Warns of GPUs with unknown TFLOPS, on which `tflops-limit` has no effect.
 fn tell_unknown(pool: &Pool, dialects: &[Dialect]) {
     let unknown = pool.gpus().iter().filter(|gpu| pool.milli_tflops(gpu).is_none());
     for gpu in unknown.filter(|_| dialects.contains(&Dialect::VgpuRs)) {

@@ -11,12 +11,12 @@ use crate::injection::PRELOADED;
 use crate::resolver::Resolver;
 use crate::starting::have_init_containers;
 
-/// How often it is looked.
+/// How often to look for unused libraries.
 const LOOK: Duration = Duration::from_secs(10);
-/// As long after their installation libraries stay: the agent that needs them may not run yet.
+/// Libraries are kept this long after installation: the agent that needs them may not run yet.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// For as long as the program runs. `own`: the libraries of this version, in a directory beside those of others.
+/// Runs forever. `own`: this version's directory of libraries, beside those of other versions.
 pub(crate) async fn keep(own: PathBuf, resolver: Resolver) -> Infallible {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -24,10 +24,10 @@ pub(crate) async fn keep(own: PathBuf, resolver: Resolver) -> Infallible {
         if others.is_empty() {
             continue;
         }
-        // Without the kubelet's word nobody knows which containers there are.
+        // Without the kubelet's list it is unknown which containers exist.
         let Ok((listed, _)) = resolver.ask().await else { continue };
         let Some(needed) = resolver.allocations.libraries(&listed) else { continue };
-        // Kubelets do not list init containers, and start them with what they were once told.
+        // The kubelet does not list init containers, and may restart them with an earlier version's mounts.
         if resolver.cluster.as_ref().is_some_and(|cluster| have_init_containers(&cluster.pods())) {
             continue;
         }
@@ -44,7 +44,7 @@ pub(crate) async fn keep(own: PathBuf, resolver: Resolver) -> Infallible {
     }
 }
 
-/// Directories beside this one that have just the same files, installed long ago.
+/// Directories beside `own` that hold nothing but the libraries and were installed long ago.
 fn others(own: &Path, now: SystemTime) -> io::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let Some(beside) = own.parent() else { return Ok(found) };

@@ -1,4 +1,4 @@
-//! What a pod's annotation says of its limits while it runs. Pure.
+//! Parses the pod annotation that changes limits at run time. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,19 @@ use limits::units::{parse_size, parse_whole};
 use crate::amounts::{AmountError, Part, Wish, part};
 use crate::pool::{Gpu, Pool};
 
-/// The annotation.
 pub(crate) const LIMITS: &str = "sluice.dev/limits";
 const MIB: u64 = 1 << 20;
-/// As much of a text as is repeated.
+/// How many characters of an invalid text are quoted.
 const SHOWN: usize = 60;
 
-/// What is to hold instead of what the pod asked for when it was made.
+/// New amounts in place of those that the pod requested. `None`: unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) cores: Option<u64>,
     pub(crate) memory_mib: Option<u64>,
 }
 
-/// Why it cannot be followed.
+/// Why the annotation is not applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChangeError {
     #[error("{0:?} is no limit; expected cores=20, memory=2GiB or both with a comma between")]
@@ -43,7 +42,7 @@ pub(crate) enum ChangeError {
     NoName(String),
 }
 
-/// What it says, by container. `own`: the pod's containers that have GPUs.
+/// The changes by container name. `own`: the pod's containers that have GPUs.
 pub(crate) fn changes(text: &str, own: &[&str]) -> Result<BTreeMap<String, Change>, ChangeError> {
     let mut all = BTreeMap::new();
     for entry in text.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -95,7 +94,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(SHOWN).collect()
 }
 
-/// What a container is to have: what its pod asked for, but for the change.
+/// A container's parts: what its pod requested, with the change applied.
 pub(crate) fn parts(
     wish: &Wish,
     change: Change,
@@ -119,7 +118,7 @@ pub(crate) fn parts(
     gpus.iter().map(one).collect()
 }
 
-/// What changes of a GPU, in words. Empty: nothing.
+/// Describes the change of a GPU's share, in words. Empty if nothing changes.
 pub(crate) fn told(gpu: GpuId, before: Share, after: Share) -> String {
     let mut changes = Vec::new();
     let cores = |cores: u64| if cores == 0 { "no limit".to_owned() } else { cores.to_string() };

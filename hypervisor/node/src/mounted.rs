@@ -1,5 +1,4 @@
-//! Which allocations some process still sees, as the kernel tells. `hypervisor node` has to be in the node's own pid
-//! namespace for that.
+//! Finds the allocations that some process still has mounted. Needs the node's pid namespace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,29 +6,29 @@ use std::path::{Path, PathBuf};
 
 use crate::pool::AllocationKey;
 
-/// What each process has mounted, and its folder.
+/// Each process's directory in /proc, with its mount table.
 fn mounts(proc: &Path) -> impl Iterator<Item = (PathBuf, String)> {
     let processes = fs::read_dir(proc).into_iter().flatten().flatten();
     let is_process =
         |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
     processes.filter(is_process).filter_map(|process| {
-        // It may have ended.
+        // The process may have ended.
         let mounts = fs::read(process.path().join("mountinfo")).ok()?;
         Some((process.path(), String::from_utf8_lossy(&mounts).into_owned()))
     })
 }
 
-/// Which of these pods, by their UIDs, has a process in whose mount namespace an allocation is mounted.
+/// The index of the pod in `uids` that has a process with this allocation mounted.
 pub(crate) fn by_pod(proc: &Path, key: &AllocationKey, uids: &[String]) -> Option<usize> {
     let with_it = mounts(proc).filter(|(_, mounts)| mounts.contains(key.as_str()));
     with_it.into_iter().find_map(|(process, _)| {
         let groups = fs::read_to_string(process.join("cgroup")).ok()?;
-        // systemd's driver writes it with underscores.
+        // The systemd cgroup driver writes the UID with underscores.
         uids.iter().position(|uid| groups.contains(uid) || groups.contains(&uid.replace('-', "_")))
     })
 }
 
-/// Those of `keys` that are mounted in any process's mount namespace.
+/// Those of `keys` that any process has mounted.
 pub(crate) fn among(proc: &Path, keys: &[AllocationKey]) -> BTreeSet<AllocationKey> {
     let mut mounted = BTreeSet::new();
     for (_, mounts) in mounts(proc) {

@@ -1,4 +1,5 @@
-//! What holds for a container, whether its GPUs have room for it, and how it is written for the container.
+//! The limits decided for a container: the check against its GPUs' free capacity, and the files written for the
+//! container.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,31 +11,32 @@ use session::settings::OwnerSettings;
 use crate::amounts::Part;
 use crate::identity::Holder;
 
-/// What holds for a container.
+/// The limits of a container, and what they take from its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) holder: Holder,
-    /// The UID of its pod, where it is known.
+    /// The UID of its pod, if known.
     pub(crate) pod: Option<String>,
     pub(crate) parts: Vec<Part>,
-    /// What others cannot have because of it. Of an init container: what it has beyond those that have its GPUs later.
+    /// The shares withheld from others. For an init container: only what exceeds the later containers with the same
+    /// GPUs.
     pub(crate) promised: Vec<(GpuId, Share)>,
     pub(crate) is_init: bool,
-    /// The ResourceClaim that has it, for all of its containers.
+    /// The ResourceClaim, if one claim stands for all of its containers.
     pub(crate) claim: Option<String>,
-    /// How a share of time is meant.
+    /// How a share of compute is enforced.
     pub(crate) policy: Policy,
-    /// Where the container sees the daemon's socket.
+    /// Path of the daemon's socket inside the container.
     pub(crate) daemon: PathBuf,
 }
 
 /// Why limits are not written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// Others have it, by these names or others.
+    /// Other containers have the rest, possibly through other resources.
     #[error("{what} of {gpu} are asked for: {asked}; {left} of {total} are left")]
     NoRoom { what: &'static str, gpu: GpuId, asked: u64, left: u64, total: u64 },
-    /// It has ended.
+    /// The container has ended.
     #[error("the container {0} has ended")]
     Gone(Box<Holder>),
     #[error("the container's page: {0}")]
@@ -46,7 +48,7 @@ pub(crate) enum WriteError {
 }
 
 impl Decision {
-    /// What is promised is all that it has.
+    /// A decision that promises everything the container has.
     pub(crate) fn in_full(
         holder: Holder,
         pod: Option<String>,
@@ -57,12 +59,12 @@ impl Decision {
         Self { holder, pod, parts, promised, is_init: false, claim: None, policy, daemon }
     }
 
-    /// What it has.
+    /// The container's share of each GPU.
     pub(super) fn shares(&self) -> Vec<(GpuId, Share)> {
         self.parts.iter().map(|part| (part.gpu, part.share)).collect()
     }
 
-    /// Whether its GPUs have what it promises left beside others.
+    /// Whether its GPUs have room for the promised shares beside those of `others`.
     pub(super) fn has_room(&self, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
         self.promised.iter().try_for_each(|(gpu, share)| {
             let parts = self.parts.iter().filter(|part| part.gpu == *gpu);
@@ -115,7 +117,7 @@ impl Decision {
     }
 }
 
-/// Whether a GPU has so much left beside what others have of it.
+/// Whether a GPU has room for `part` beside the shares of `others`.
 pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
     let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
     let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
@@ -128,7 +130,7 @@ pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), Wri
         ("MiB", share.memory_mib, total.memory_mib, taken.memory_mib),
     ] {
         let left = total.saturating_sub(taken);
-        // A total of 0: the driver does not tell.
+        // A total of 0: the driver does not report it.
         if asked > left && total > 0 {
             return Err(WriteError::NoRoom { what, gpu, asked, left, total });
         }

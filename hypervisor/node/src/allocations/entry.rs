@@ -1,4 +1,4 @@
-//! One allocation, as far as it is known.
+//! An allocation as the table of [`Allocations`](super::Allocations) keeps it in memory.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ use crate::hidden::Taken;
 use crate::identity::{Containers, Holder};
 use crate::pool::{AllocationKey, UnitId};
 
-/// How long after its container was listed no more an allocation is removed.
+/// An allocation is removed this long after the kubelet stopped listing its container.
 const ENDED: Duration = Duration::from_secs(1);
-/// The same for one whose container was never listed: the kubelet lists it as soon as all its resources are there, but
-/// for an init container, which it never lists.
+/// The same for a container that was never listed. The kubelet lists a container as soon as all its resources are
+/// allocated, except init containers, which it never lists.
 const NEVER_LISTED: Duration = Duration::from_secs(10);
-/// An allocation, as far as it is known.
+/// An allocation. `None` stands for what is not known (yet).
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// By whose name.
+    /// The resource name, or the grantor's name.
     pub(super) resource: String,
     pub(super) ids: BTreeSet<String>,
     /// Those of them that are places of this node.
@@ -29,40 +29,38 @@ pub(super) struct Entry {
     pub(super) gpus: Vec<GpuId>,
     /// The directory from which its container loads the limiter. `None`: only the kubelet knows.
     pub(super) library: Option<PathBuf>,
-    /// What it has, when that is known.
+    /// The container's shares, once known.
     pub(super) shares: Vec<(GpuId, Share)>,
-    /// What is promised because of it.
+    /// The shares withheld from other containers.
     pub(super) promised: Vec<(GpuId, Share)>,
-    /// Whether its container is an init container, which kubelets do not list.
+    /// Whether its container is an init container, which the kubelet does not list.
     pub(super) is_init: bool,
-    /// When it was allocated, or found by this run.
+    /// When it was allocated, or read from disk by this run.
     pub(super) made: Instant,
-    /// When a container with it was last about to start.
+    /// When a container with this allocation was last about to start.
     pub(super) started: Option<Instant>,
-    /// Whose limits are written.
+    /// The container whose limits are written.
     pub(super) holder: Option<Holder>,
-    /// The UID of its pod. `None`: not known, as of what an earlier run left.
+    /// The UID of its pod. `None`: unknown, for instance for allocations of an earlier run.
     pub(super) pod: Option<String>,
-    /// The annotation by which its limits were last changed, or were to be.
+    /// The annotation text by which its limits were last changed, or failed to change.
     pub(super) followed: Option<String>,
-    /// Whether its ids have been listed.
+    /// Whether the kubelet has ever listed its ids.
     pub(super) listed: bool,
-    /// Since when they are not.
+    /// Since when the kubelet does not list its ids.
     pub(super) missing: Option<Instant>,
 }
 
-/// An allocation that waits for its limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) key: AllocationKey,
     pub(crate) resource: String,
     pub(crate) ids: BTreeSet<String>,
     pub(crate) gpus: Vec<GpuId>,
-    /// Whether a container with it has begun to start.
+    /// Whether a container with this allocation has begun to start.
     pub(crate) starts: bool,
 }
 
-/// An allocation whose limits are written.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) key: AllocationKey,
@@ -75,7 +73,7 @@ pub(crate) struct Held {
 }
 
 impl Entry {
-    /// One that was just made.
+    /// A new allocation without limits.
     pub(super) fn of(facts: Facts) -> Self {
         let Facts { resource, ids, gpus, library, .. } = facts;
         Self {
@@ -97,7 +95,7 @@ impl Entry {
         }
     }
 
-    /// What holds by now.
+    /// Stores a decision whose files have been written.
     pub(super) fn take(&mut self, decision: &Decision) {
         self.holder = Some(decision.holder.clone());
         self.pod.clone_from(&decision.pod);
@@ -106,7 +104,7 @@ impl Entry {
         self.is_init = decision.is_init;
     }
 
-    /// If its limits are written.
+    /// `None` unless its limits are written and its container is present.
     pub(super) fn held((key, entry): (&AllocationKey, &Self)) -> Option<Held> {
         Some(Held {
             key: key.clone(),
@@ -129,17 +127,18 @@ impl Entry {
         }
     }
 
-    /// Whether what the kubelet was asked at that time is about the present container.
+    /// Whether the kubelet's answer of that time is about the present container.
     pub(super) fn counts_at(&self, asked: Instant) -> bool {
         self.last_touched() <= asked
     }
 
-    /// Whether its container has it, as far as kubelets tell.
+    /// Whether its container is present, as far as the kubelet's list tells.
     fn counts(&self) -> bool {
         self.missing.is_none() || self.is_init
     }
 
-    /// Whether somebody has it, as the kubelet lists it, or as it does not list: init containers, and what was granted.
+    /// Whether it is in use: listed by the kubelet, or of a kind that the kubelet never lists (init containers,
+    /// grants).
     pub(super) fn is_there(&self, listed: &Containers) -> bool {
         self.is_init || self.is_granted() || listed.have_any(&self.ids)
     }
@@ -159,7 +158,7 @@ impl Entry {
         self.started.map_or(self.made, |started| started.max(self.made))
     }
 
-    /// It is not listed: whether that has been so for long enough.
+    /// For an allocation that is not listed: whether it has been missing for long enough to be removed.
     pub(super) fn is_over(&mut self, asked: Instant) -> bool {
         if self.last_touched() >= asked {
             return false;

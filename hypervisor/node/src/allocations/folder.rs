@@ -1,4 +1,4 @@
-//! The files of allocations: a folder for each, by its key, which its container gets to see.
+//! The files of allocations: one directory per key, mounted into its container.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -23,40 +23,40 @@ use crate::image_preloads;
 use crate::injection;
 use crate::pool::{Allocation, AllocationKey};
 
-/// Of the files' form.
+/// Version of the file format.
 const VERSION: u32 = 1;
 const LOCK: &str = ".lock";
-/// What an allocation is, for the node's other parts.
+/// What was allocated, as JSON, for later runs and other parts of the node.
 const FACTS: &str = "allocation.json";
-/// The folder of the session's pages.
+/// Subdirectory with the session's pages.
 const SESSION: &str = "session";
-/// Says that the kubelet has begun to start a container with it, so that all of its resources are allocated.
+/// Marks that the kubelet has begun to start a container, so all its resources are allocated.
 const STARTED: &str = "started";
-/// What is promised to its container, for the next run of the node's part.
+/// The shares promised to its container, for later runs.
 const SHARES: &str = "shares.json";
-/// The annotation by which its limits were last changed, for the next run.
+/// The annotation text by which its limits were last changed, for later runs.
 const FOLLOWED: &str = "followed";
-/// Where they are.
+/// The directory that holds the allocations' directories.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     drafts: AtomicU64,
 }
 
-/// While this is there nobody else uses the folder.
+/// Keeps other agents from using the directory, until dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// What stands in an allocation's folder.
+/// The content of [`FACTS`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Facts {
     version: u32,
     pub(super) resource: String,
     pub(super) ids: BTreeSet<String>,
     pub(super) gpus: Vec<GpuId>,
-    /// Earlier versions did not write it.
+    /// Missing in files of earlier versions.
     #[serde(default)]
     pub(super) library: Option<PathBuf>,
 }
@@ -93,11 +93,11 @@ impl Facts {
 }
 
 impl Folder {
-    /// Takes it, unless somebody else has.
+    /// Opens and locks the directory.
     pub(super) fn take(path: &Path) -> Result<(Self, Lock), NodeError> {
         let fault = |source| NodeError::Allocations { folder: path.to_owned(), source };
         fs::create_dir_all(path).map_err(fault)?;
-        // Pages in it may be written by whoever gets to them. Containers do by their mounts.
+        // Pages in it may be world-writable, so only root may enter here. Containers reach them through their mounts.
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(fault)?;
         let mut options = OpenOptions::new();
         let lock = options.write(true).create(true).truncate(false).mode(0o600);
@@ -114,17 +114,17 @@ impl Folder {
         }
     }
 
-    /// The folder of an allocation.
+    /// The directory of an allocation.
     pub(super) fn of(&self, key: &AllocationKey) -> PathBuf {
         self.path.join(key.as_str())
     }
 
-    /// Where its pages are.
+    /// The directory of an allocation's session pages.
     pub(super) fn session_of(&self, key: &AllocationKey) -> PathBuf {
         self.of(key).join(SESSION)
     }
 
-    /// A path that nobody else uses.
+    /// A path that no other thread uses.
     fn draft(&self) -> PathBuf {
         self.path.join(format!(".draft-{}", self.drafts.fetch_add(1, Ordering::Relaxed)))
     }
@@ -138,10 +138,10 @@ impl Folder {
         Ok(path)
     }
 
-    /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
+    /// Creates the complete directory and moves it into place of an older one, which stays mounted where it is mounted.
     pub(super) fn make(&self, key: &AllocationKey, facts: &Facts) -> io::Result<()> {
         let draft = self.draft();
-        // What an earlier run left.
+        // Left by an earlier run.
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
         for_all_users(&draft, 0o755)?;
@@ -149,7 +149,7 @@ impl Folder {
         serde_json::to_writer(&mut file, facts)?;
         file.write_all(b"\n")?;
         for_all_users(&draft.join(FACTS), 0o644)?;
-        // Whoever had it mounted before a restart of the node needs it, however the agent runs by now.
+        // A container that had it mounted before a reboot needs it, whatever the agent's options are now.
         let list = image_preloads::of(&draft);
         fs::write(&list, injection::preload_text())?;
         for_all_users(&list, 0o644)?;
@@ -158,7 +158,7 @@ impl Folder {
         fs::rename(draft, self.of(key))
     }
 
-    /// Removes a folder: it goes in one step, and then what is in it.
+    /// Removes an allocation's directory: first renames it, then deletes its files.
     pub(super) fn remove(&self, key: &AllocationKey) -> io::Result<()> {
         let aside = self.draft();
         match fs::rename(self.of(key), &aside) {
@@ -168,12 +168,12 @@ impl Folder {
         }
     }
 
-    /// A container with it has begun to start.
+    /// Records that a container with this allocation has begun to start.
     pub(super) fn mark_started(&self, key: &AllocationKey) -> io::Result<()> {
         File::create(self.of(key).join(STARTED)).map(drop)
     }
 
-    /// Writes what holds, for the container and for the next run.
+    /// Writes a decision, for the container and for later runs.
     pub(super) fn write(&self, key: &AllocationKey, decision: &Decision) -> Result<(), WriteError> {
         let draft = self.draft();
         _ = fs::remove_dir_all(&draft);
@@ -187,7 +187,7 @@ impl Folder {
         written
     }
 
-    /// The same, with pages that have the limits.
+    /// Like [`Self::write`], with new pages that hold the limits.
     pub(super) fn write_new(
         &self,
         key: &AllocationKey,
@@ -199,7 +199,7 @@ impl Folder {
         self.write(key, decision)
     }
 
-    /// By which annotation limits were last changed.
+    /// Writes or removes the annotation text by which the limits were last changed.
     pub(super) fn write_followed(&self, key: &AllocationKey, text: Option<&str>) -> io::Result<()> {
         let path = self.of(key).join(FOLLOWED);
         match text {
@@ -215,7 +215,7 @@ impl Folder {
         }
     }
 
-    /// What an earlier run left.
+    /// Reads the allocations that an earlier run left.
     pub(super) fn found(&self) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         let mut table = BTreeMap::new();
         for entry in fs::read_dir(&self.path)? {
@@ -225,7 +225,7 @@ impl Folder {
                 _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             }
             let Some(key) = AllocationKey::named(name) else { continue };
-            // One whose facts cannot be read is nobody's, and goes as others that nobody has.
+            // An allocation with unreadable facts has no ids, so it is soon removed as unused.
             let mut entry = Entry::of(facts_of(&path).unwrap_or_default());
             let shares = shares_of(&path).unwrap_or_default();
             entry.is_init = shares.iter().any(|one| one.promised.is_some());
@@ -242,13 +242,13 @@ impl Folder {
     }
 }
 
-/// As it stands in a file.
+/// A share as written to [`SHARES`].
 #[derive(Serialize, Deserialize)]
 struct WrittenShare {
     gpu: GpuId,
     #[serde(flatten)]
     share: Share,
-    /// What an init container is promised. Others are promised what they have.
+    /// The promised part, if it differs from `share`: only for init containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     promised: Option<Share>,
 }
@@ -268,7 +268,7 @@ fn shares_of(folder: &Path) -> Option<Vec<WrittenShare>> {
     serde_json::from_slice(&fs::read(folder.join(SHARES)).ok()?).ok()
 }
 
-/// What a container's users read, whatever this process's umask is.
+/// Sets a mode independently of the umask: a container's processes run as any user.
 fn for_all_users(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }

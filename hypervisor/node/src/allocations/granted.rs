@@ -1,5 +1,5 @@
-//! Allocations that no ids of a kubelet name, because a claim or another scheduler has granted them. They stay until
-//! they are released: no list of a kubelet says when.
+//! Allocations granted by a ResourceClaim or by another scheduler, which no kubelet ids name. They exist until
+//! released, because the kubelet does not list them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,21 +11,21 @@ use super::{Allocations, Decision, Entry, Facts, Held, WriteError};
 use crate::identity::Holder;
 use crate::pool::AllocationKey;
 
-/// Who grants allocations.
+/// The source of a granted allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grantor {
-    /// A ResourceClaim of the DRA driver. Its UID owns the allocation.
+    /// A ResourceClaim of this DRA driver. The claim's UID owns the allocation.
     Claim,
-    /// A scheduler whose containers the runtime shows by NRI. The pod's UID owns the allocation.
+    /// Another scheduler, whose containers the runtime reports over NRI. The pod's UID owns the allocation.
     Runtime,
-    /// A ResourceClaim of NVIDIA's DRA driver. Its UID owns the allocation.
+    /// A ResourceClaim of NVIDIA's DRA driver. The claim's UID owns the allocation.
     NvidiaClaim,
 }
 
 impl Grantor {
     const ALL: [Self; 3] = [Self::Claim, Self::Runtime, Self::NvidiaClaim];
 
-    /// In an allocation's facts, in the place of a resource.
+    /// The name stored in place of a resource name.
     const fn name(self) -> &'static str {
         match self {
             Self::Claim => "claim",
@@ -42,8 +42,8 @@ impl Entry {
 }
 
 impl Allocations {
-    /// Writes what holds for an owner's containers of that name. The same twice changes nothing, and what an earlier run
-    /// did not finish is made anew.
+    /// Writes the limits for the containers called `name` of an owner. Idempotent; an allocation that an earlier run
+    /// left incomplete is created anew.
     pub(crate) fn grant(
         &self,
         by: Grantor,
@@ -77,7 +77,7 @@ impl Allocations {
         Ok(key)
     }
 
-    /// What has been granted, with its owners.
+    /// The granted allocations, each with its owner's UID.
     pub(crate) fn granted(&self, by: Grantor) -> Vec<(String, Held)> {
         let owner_of = |key: &AllocationKey| {
             let table = self.table();
@@ -88,7 +88,7 @@ impl Allocations {
         held.filter_map(|held| Some((owner_of(&held.key)?, held))).collect()
     }
 
-    /// Removes what has been granted to owners of which `is_over` holds.
+    /// Releases the allocations of owners for which `is_over` is true.
     pub(crate) fn take_back(&self, by: Grantor, is_over: impl Fn(&str) -> bool) -> io::Result<()> {
         let is_its = |(_, entry): &(&AllocationKey, &Entry)| {
             entry.resource == by.name() && entry.ids.iter().any(|owner| is_over(owner))
@@ -96,10 +96,10 @@ impl Allocations {
         self.remove_those(is_its)
     }
 
-    /// What a container of the pod with this UID was granted before.
+    /// The allocation granted earlier to this container of the pod with this UID.
     pub(crate) fn granted_before(&self, holder: &Holder, pod: &str) -> Option<AllocationKey> {
         let mut table = self.table();
-        // The last word of a claim's holder is the claim's name.
+        // A claim's holder carries the claim's name in place of the container's.
         let is_its = |entry: &Entry| {
             let is_pods = entry.pod.as_deref() == Some(pod) || entry.ids.contains(pod);
             let is_container = entry.resource != Grantor::Claim.name() && entry.is_granted();
@@ -110,7 +110,7 @@ impl Allocations {
         Some(key.clone())
     }
 
-    /// Removes what was last granted longer ago than that, to this owner if one is named, and is not `mounted` any more.
+    /// Releases allocations last granted at least `ago` ago and no longer `mounted`, of one owner if `owner` is given.
     pub(crate) fn release_unused(
         &self,
         by: Grantor,
@@ -156,7 +156,7 @@ mod tests {
         let grant = |by, owner| allocations.grant(by, (owner, ""), &decision).unwrap();
         let (used, unused) = (grant(Grantor::NvidiaClaim, "1"), grant(Grantor::NvidiaClaim, "2"));
         grant(Grantor::Claim, "1");
-        // Its containers may load any version's library.
+        // Containers with grants may load the library of any version.
         let libraries = || allocations.libraries(&Containers::default());
         assert_eq!(libraries(), None);
         let release = |ago| {

@@ -1,11 +1,11 @@
-//! What stands in a ResourceClaim's `status.allocation.devices`, whichever driver's the devices are. Pure.
+//! Parses a ResourceClaim's `status.allocation.devices`, for devices of any driver. Pure.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The devices of a claim, and what people say of them.
+/// The devices of a claim, and their configuration.
 #[derive(Default, Deserialize)]
 pub(crate) struct Devices {
     #[serde(default)]
@@ -14,7 +14,7 @@ pub(crate) struct Devices {
     config: Vec<Config>,
 }
 
-/// A device that is allocated for a request.
+/// A device allocated for a request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Allocated {
@@ -52,8 +52,8 @@ struct Opaque {
 }
 
 impl Devices {
-    /// What is said to a device's driver, each later word counting before the earlier ones: the claim's come behind those of
-    /// its class.
+    /// The configuration for a device's driver, lowest precedence first: that of the device class, then that of the
+    /// claim.
     pub(crate) fn parameters(&self, device: &Allocated) -> impl DoubleEndedIterator<Item = &Value> {
         let is_meant = move |requests: &[String]| {
             let names = [&*device.request, device.main_request()];
@@ -66,12 +66,12 @@ impl Devices {
 }
 
 impl Allocated {
-    /// The request in a claim's spec. Alternatives of a request follow its name.
+    /// The request's name in the claim's spec, without the name of the chosen alternative.
     pub(crate) fn main_request(&self) -> &str {
         self.request.split_once('/').map_or(&*self.request, |(main, _)| main)
     }
 
-    /// Whether it tolerates a taint.
+    /// Whether the device's request tolerates a taint.
     pub(crate) fn tolerates(&self, taint: &str) -> bool {
         self.tolerations.iter().any(|one| one.key.is_empty() || one.key == taint)
     }

@@ -1,5 +1,5 @@
-//! The file by which the container runtime gives a claim's containers their devices, mounts and variables: one of the
-//! Container Device Interface for each claim.
+//! Writes one CDI (Container Device Interface) file per claim, from which the container runtime gives the claim's
+//! containers their device files, mounts and variables.
 
 use std::fs;
 use std::io;
@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 
 use crate::proto::Mount;
 
-/// The oldest version of the format that has all that is used here.
+/// The oldest CDI version with all fields used here.
 const VERSION: &str = "0.3.0";
 const KIND: &str = "sluice.dev/claim";
 
-/// A folder from which the runtime reads such files.
+/// The directory from which the runtime reads CDI files.
 #[derive(Clone, Debug)]
 pub(crate) struct CdiFolder(pub(crate) PathBuf);
 
-/// What one claim's containers get.
+/// The edits for the containers of one claim.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Edits {
     pub(crate) variables: Vec<(&'static str, String)>,
     pub(crate) mounts: Vec<Mount>,
-    /// Device files, for each device.
+    /// The device files, by the name of the claim's device.
     pub(crate) files: Vec<(String, Vec<PathBuf>)>,
 }
 
@@ -32,8 +32,8 @@ impl CdiFolder {
         self.0.join(format!("sluice.dev-claim-{uid}.json"))
     }
 
-    /// Writes a claim's file. Returns the names of what has to be asked for: of the claim, and of each device that has
-    /// files.
+    /// Writes a claim's file. Returns the CDI device names to request: the claim's own, and for each device its own if
+    /// it has files.
     pub(crate) fn write(
         &self,
         uid: &str,
@@ -51,7 +51,7 @@ impl CdiFolder {
             vec![json!({"name": name, "containerEdits": {"env": env, "mounts": mounts}})];
         let mut names = Vec::new();
         for (device, files) in &edits.files {
-            // Runtimes refuse a device that edits nothing.
+            // Runtimes refuse a CDI device without edits.
             let own = (!files.is_empty()).then(|| format!("{name}-{device}"));
             if let Some(own) = &own {
                 let nodes: Vec<Value> = files.iter().map(|path| json!({"path": path})).collect();
@@ -70,7 +70,7 @@ impl CdiFolder {
             return Ok(());
         }
         fs::create_dir_all(&self.0)?;
-        // Runtimes read names that end with .json or .yaml.
+        // Runtimes read only names that end with .json or .yaml, so they ignore the draft.
         let draft = path.with_extension("draft");
         fs::write(&draft, text)?;
         fs::set_permissions(&draft, fs::Permissions::from_mode(0o644))?;
@@ -84,7 +84,7 @@ impl CdiFolder {
         }
     }
 
-    /// Whether a UID can be part of a file's name.
+    /// Whether a UID can be part of a file name.
     pub(crate) fn takes(uid: &str) -> bool {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(is_plain)

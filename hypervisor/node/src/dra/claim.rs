@@ -1,4 +1,4 @@
-//! What a ResourceClaim has of the node's GPUs, as its allocation says. Pure.
+//! Reads a claim's share of each of the node's GPUs from its allocation. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,9 @@ use crate::identity::Holder;
 use crate::pool::{Gpu, Pool};
 
 const MIB: u64 = 1 << 20;
-/// What the parameters of a claim's configuration are.
+/// The kind of the parameters in a claim's configuration.
 const KIND: &str = "GpuConfig";
 
-/// Why a claim cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("the claim cannot be read: {0}; expected resource.k8s.io/v1")]
@@ -86,7 +85,7 @@ struct Allocation {
     devices: Devices,
 }
 
-/// What people may say of a claim beside its amounts.
+/// The parameters of a claim's configuration: all that is not an amount.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct GpuConfig {
@@ -108,16 +107,16 @@ enum PriorityName {
     Low,
 }
 
-/// What a claim has here.
+/// A claim's share of this node's GPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) holder: Holder,
-    /// The UID of the first pod that uses it.
+    /// The UID of the first pod that uses the claim.
     pub(crate) pod: Option<String>,
-    /// One for each GPU.
+    /// One part per GPU.
     pub(crate) parts: Vec<Part>,
     pub(crate) policy: Policy,
-    /// The devices of this driver, each with its GPU.
+    /// The claim's devices of this driver, each with its GPU.
     pub(crate) devices: Vec<(Allocated, GpuId)>,
 }
 
@@ -126,7 +125,7 @@ fn quantity(device: &Allocated, name: &'static str) -> Result<Option<u64>, Claim
     device.consumed_capacity.get(name).map(read).transpose()
 }
 
-/// What a device has of its GPU. What the API server does not say is the whole, as without consumable capacity.
+/// A device's share of its GPU. An amount that the API server omits is all of it, as without consumable capacity.
 fn share(device: &Allocated, gpu: &Gpu, total: Share) -> Result<Share, ClaimError> {
     let cores = quantity(device, CORES_NAME)?.unwrap_or(CORES);
     if cores == 0 || cores > CORES {
@@ -140,8 +139,8 @@ fn share(device: &Allocated, gpu: &Gpu, total: Share) -> Result<Share, ClaimErro
     Ok(Share { cores, memory_mib })
 }
 
-/// What the claim with this UID has of a node's GPUs. `again`: it has been prepared before, so that its containers may
-/// run, and a fault changes nothing.
+/// Computes a claim's shares of a node's GPUs. `again`: the claim was prepared before, so its containers may run, and a
+/// GPU's fault is ignored.
 pub(crate) fn plan(
     claim: Value,
     uid: &str,
@@ -171,7 +170,7 @@ pub(crate) fn plan(
         if said.replace(own).is_some_and(|other| other != own) {
             return Err(ClaimError::Differ);
         }
-        // An administrator's claim takes nothing of the GPU, and is not limited.
+        // A claim with admin access takes no share, and is not limited.
         let share = if one.admin_access { None } else { Some(share(one, gpu, pool.total(gpu))?) };
         let sum = shares.entry(gpu.id).or_default();
         *sum = match (*sum, share) {
@@ -344,7 +343,7 @@ mod tests {
             let error = said(results, json!([]));
             assert!(error.ends_with(end), "{error}");
         }
-        // It runs already, or its people know of the fault.
+        // The claim was prepared before, or tolerates the fault.
         let faulty = claim(json!([result(2, share())]), json!([]));
         assert!(plan(faulty, UID, ("here", &pool()), true).is_ok());
         let cordoned = pool().cordoned([gpu(1)].into());

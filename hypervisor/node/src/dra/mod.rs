@@ -1,7 +1,8 @@
-//! The DRA driver: GPUs as devices of a ResourceSlice, and claims that are prepared for containers.
+//! The DRA driver: publishes GPUs as devices of a ResourceSlice, and prepares claims when the kubelet asks.
 //!
-//! A claim is a session: all containers that use it share what it has. What holds for it is an allocation like that of a
-//! device plugin's container, and is what a restart goes by: it is there in full before the kubelet is answered.
+//! A claim is a session: all containers that use it share its limits. Its limits are stored as an allocation, like
+//! those of a device plugin's container, from which a restart continues. The allocation is complete before the kubelet
+//! is answered.
 
 mod allocated;
 mod cdi;
@@ -36,12 +37,12 @@ use crate::plugin::{ALLOCATION, CDI, NONE_VISIBLE, VISIBLE};
 use crate::pool::Pool;
 use crate::proto::dra::{Claim, Device};
 
-/// By which claims and classes name the driver.
+/// The driver's name in claims and classes.
 pub(crate) const DRIVER: &str = "gpu.sluice.dev";
-/// What parameters of a claim's configuration are written in.
+/// The API version of the parameters in a claim's configuration.
 pub(crate) const API_VERSION: &str = "gpu.sluice.dev/v1";
 
-/// What is needed to prepare claims.
+/// The state from which claims are prepared and published.
 #[derive(Clone, Debug)]
 pub(crate) struct Driver {
     pub(crate) cluster: Cluster,
@@ -50,14 +51,13 @@ pub(crate) struct Driver {
     pub(crate) injection: Injection,
     pub(crate) files: DeviceFiles,
     pub(crate) devices: DeviceList,
-    /// The folder of the driver's libraries, if they are mounted.
+    /// The directory of NVIDIA's libraries, if they are mounted.
     pub(crate) libraries: Option<PathBuf>,
     pub(crate) cdi: CdiFolder,
-    /// Told when a claim has been prepared.
+    /// Notified when a claim has been prepared.
     pub(crate) prepared: Arc<Notify>,
 }
 
-/// Why a claim is not prepared.
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
     #[error("{0:?} is no UID; expected letters, digits and dashes")]
@@ -84,7 +84,7 @@ enum PrepareError {
     Ended(tokio::task::JoinError),
 }
 
-/// Objects of DRA, as JSON: they are newer than the API that this is built for.
+/// The type of a DRA object, read as JSON because the API version built against is older.
 pub(crate) fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("resource.k8s.io", "v1", kind), plural)
 }
@@ -101,7 +101,7 @@ impl Driver {
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
     }
 
-    /// Prepares a claim, or says again what was prepared.
+    /// Prepares a claim. Idempotent.
     async fn prepare(&self, asked: &Claim) -> Result<Vec<Device>, PrepareError> {
         let Claim { namespace, uid, name } = asked.clone();
         if !CdiFolder::takes(&uid) {
@@ -117,7 +117,7 @@ impl Driver {
         Ok(devices)
     }
 
-    /// Touches files.
+    /// Does the file work of [`Self::prepare`]; blocks.
     fn write(&self, claim: Value, uid: &str) -> Result<Vec<Device>, PrepareError> {
         let pool = Arc::clone(&self.pool.borrow());
         let granted = self.allocations.granted(Grantor::Claim);
@@ -166,7 +166,7 @@ impl Driver {
         Ok(devices.into_iter().zip(names).map(one).collect())
     }
 
-    /// The device files of each device, by a name that no other one of the claim has.
+    /// Device files by CDI device name, for each device a name unique in the claim.
     fn files_of(
         &self,
         devices: &[(Allocated, limits::GpuId)],
@@ -181,7 +181,7 @@ impl Driver {
         devices.iter().enumerate().map(one).collect()
     }
 
-    /// The opposite: what was never prepared is no fault.
+    /// Releases a claim. A claim that was never prepared is no error.
     async fn unprepare(&self, uid: &str) -> Result<(), PrepareError> {
         if !CdiFolder::takes(uid) {
             return Err(PrepareError::Uid(uid.to_owned()));

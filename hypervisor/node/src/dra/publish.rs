@@ -1,4 +1,4 @@
-//! Keeps the node's ResourceSlice: what schedulers and autoscalers know of its GPUs.
+//! Keeps the node's ResourceSlice up to date, from which schedulers and autoscalers know its GPUs.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::{Driver, kind};
 use crate::chain::chain;
 use crate::cluster::ANSWERS_WITHIN;
 
-/// How often it is looked whether it is still there: kubelets remove it when they have not seen the driver for a while.
+/// How often to check that the slice exists: the kubelet removes it when it has not seen the driver for a while.
 const LOOK: Duration = Duration::from_secs(20);
-/// How long it is waited after a call that failed.
+/// Pause after a failed call.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Where NVIDIA's kernel module says which version it is: that of the driver.
+/// The version of NVIDIA's kernel module, which is also the driver's.
 const MODULE_VERSION: &str = "/sys/module/nvidia/version";
 
-/// What was written last.
+/// The slice as last written.
 #[derive(Debug, Default)]
 struct Written {
     devices: Value,
@@ -30,7 +30,7 @@ struct Written {
 }
 
 impl Driver {
-    /// For as long as the program runs, and at once when a GPU is not healthy any more.
+    /// Writes the slice at start, periodically, and at once when the pool changes. Never returns.
     pub(crate) async fn publish(self) -> Infallible {
         let mut pool = self.pool.clone();
         let (mut written, mut told) = (Written::default(), None);
@@ -44,7 +44,7 @@ impl Driver {
                 }
                 Err(error) => {
                     let reason = chain(error);
-                    // Each reason once: this may go on for long.
+                    // Logs each reason once: a failure may last.
                     if told.as_ref() != Some(&reason) {
                         tracing::warn!(reason, "the node's ResourceSlice is not written");
                     }
@@ -52,12 +52,12 @@ impl Driver {
                     AGAIN
                 }
             };
-            // Its sender ends with the program.
+            // An error means that the sender ended, with the program.
             _ = tokio::time::timeout(wait, pool.changed()).await;
         }
     }
 
-    /// Writes what is different. A cluster without a feature leaves fields out: what it shows is not compared.
+    /// Writes the slice if it differs. Compares with the last write, since a cluster without a feature drops fields.
     async fn put(&self, devices: Value, written: &mut Written) -> Result<(), CallError> {
         let node = self.cluster.name();
         let slices: Api<DynamicObject> =

@@ -1,4 +1,4 @@
-//! The driver's socket, where the kubelet finds it by itself: it watches the folder, also when it starts anew.
+//! The DRA driver's socket. The kubelet finds it by watching the directory, also after a restart.
 
 use std::collections::HashMap;
 use std::fs;
@@ -26,13 +26,13 @@ use crate::proto::plugin_registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
 
-/// Where in its folder a kubelet looks for sockets.
+/// Subdirectory of the kubelet's directory in which it looks for sockets.
 const FOLDER: &str = "plugins_registry";
-/// What a plugin of this kind is called, and the version that is spoken.
+/// The type of such a plugin, and the version of its API.
 const TYPE: &str = "DRAPlugin";
 const VERSION: &str = "v1.DRAPlugin";
 
-/// The socket while it is listened at. Dropping it removes the file, by which the kubelet knows that the driver has gone.
+/// The listening socket. Dropping it removes the file, by which the kubelet notices that the driver has gone.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
@@ -58,7 +58,7 @@ impl Socket {
         }
     }
 
-    /// Answers the kubelet, for as long as the program runs.
+    /// Answers the kubelet while the program runs.
     pub(crate) async fn serve(mut self, driver: Driver) -> NodeError {
         let ended = |source| NodeError::Listen { socket: self.path.clone(), source };
         let Some(listener) = self.listener.take() else {
@@ -74,7 +74,7 @@ impl Socket {
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    // One that an earlier run left.
+    // Left by an earlier run.
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
         _ => {}

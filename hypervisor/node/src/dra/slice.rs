@@ -1,4 +1,4 @@
-//! The node's GPUs as devices of a ResourceSlice, whose memory and time can be consumed in parts. Pure.
+//! Builds the ResourceSlice: each GPU is a device whose memory and compute can be consumed in parts. Pure.
 
 use dialects::CORES;
 use limits::GpuId;
@@ -7,21 +7,21 @@ use serde_json::{Map, Value, json};
 use super::DRIVER;
 use crate::pool::{Gpu, Pool};
 
-/// The capacity that is a GPU's memory, in bytes.
+/// The capacity for a GPU's memory, in bytes.
 pub(crate) const MEMORY_NAME: &str = "memory";
-/// The capacity that is a GPU's time, in percent.
+/// The capacity for a GPU's compute, in percent.
 pub(crate) const CORES_NAME: &str = "cores";
-/// The taint of a GPU that has a fault, or that the driver does not show any more.
+/// The taint of a GPU with a fault, or one that the driver does not show any more.
 pub(crate) const UNHEALTHY: &str = "gpu.sluice.dev/unhealthy";
-/// What a device's attribute may hold as a string.
+/// The longest string in a device attribute.
 const MOST_TEXT: usize = 64;
 
-/// A GPU's name in its pool: a DNS label.
+/// A GPU's device name: a DNS label.
 pub(crate) fn device_name(gpu: GpuId) -> String {
     gpu.to_string().to_ascii_lowercase()
 }
 
-/// All of them. `driver`: the version of NVIDIA's driver, as it writes it.
+/// The devices of all GPUs. `driver`: the version of NVIDIA's driver, as the driver writes it.
 pub(crate) fn devices(pool: &Pool, driver: Option<&str>) -> Value {
     pool.gpus().iter().map(|gpu| device(gpu, pool, driver)).collect()
 }
@@ -47,7 +47,7 @@ fn device(gpu: &Gpu, pool: &Pool, driver: Option<&str>) -> Value {
         add("resource.kubernetes.io/pciBusID", text(&gpu.hardware.bus_id));
     }
     let total = pool.total(gpu);
-    // What a request leaves out is the whole: nothing is promised twice by mistake.
+    // A request without an amount gets the whole GPU, so nothing is promised twice by mistake.
     let capacity = |value: String, most: String, step: &str| {
         let range = json!({"min": step, "max": most, "step": step});
         json!({"value": value, "requestPolicy": {"default": most, "validRange": range}})
@@ -66,13 +66,13 @@ fn device(gpu: &Gpu, pool: &Pool, driver: Option<&str>) -> Value {
         "allowMultipleAllocations": true,
     });
     if !pool.is_offered(gpu) {
-        // What runs goes on: a fault of one program ends it anyway, and a cordon is for new pods.
+        // Running containers are not evicted: a fault ends its program anyway, and a cordon concerns new pods only.
         device["taints"] = json!([{"key": UNHEALTHY, "effect": "NoSchedule"}]);
     }
     device
 }
 
-/// As Kubernetes takes versions: NVIDIA's have zeros in front of numbers.
+/// A driver version as semantic version: NVIDIA's have leading zeros.
 fn semantic(version: &str) -> Option<String> {
     let mut parts = version.trim().split('.').map(|part| part.parse::<u32>().ok());
     let mut next = |default| parts.next().unwrap_or(default);
@@ -80,7 +80,7 @@ fn semantic(version: &str) -> Option<String> {
     Some(format!("{major}.{minor}.{patch}"))
 }
 
-/// The slice of a node, which Kubernetes removes with it. `generation`: counts what was different.
+/// The node's ResourceSlice, deleted with the node. `generation`: counts the changes of the devices.
 pub(crate) fn slice((node, uid): (&str, &str), devices: &Value, generation: u64) -> Value {
     json!({
         "apiVersion": "resource.k8s.io/v1",
@@ -98,7 +98,7 @@ pub(crate) fn slice((node, uid): (&str, &str), devices: &Value, generation: u64)
     })
 }
 
-/// Its name.
+/// The slice's name.
 pub(crate) fn slice_name(node: &str) -> String {
     format!("{node}-{DRIVER}")
 }

@@ -1,4 +1,4 @@
-//! Tells in a claim's status what its containers use.
+//! Writes the usage of a claim's containers into the claim's status.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,11 +16,11 @@ use crate::allocations::{Grantor, Held};
 use crate::chain::chain;
 use crate::cluster::ANSWERS_WITHIN;
 
-/// How often it is looked. Each claim is an object of etcd, so what a cluster's claims use is not told more often.
+/// How often usage is written. Rarely, because each write changes an object in etcd.
 const LOOK: Duration = Duration::from_secs(60);
 
 impl Driver {
-    /// For as long as the program runs, and at once when a claim has been prepared.
+    /// Writes periodically, and at once when a claim has been prepared. Never returns.
     pub(crate) async fn tell_usage(self) -> Infallible {
         let mut told: BTreeMap<String, Value> = BTreeMap::new();
         loop {
@@ -41,7 +41,7 @@ impl Driver {
         }
     }
 
-    /// Returns what was told, if that is new.
+    /// Writes one claim's usage. Returns it if it is new.
     async fn tell_one(
         &self,
         uid: &str,
@@ -65,7 +65,7 @@ impl Driver {
         let (namespace, name) = (&held.holder.namespace, &held.holder.container);
         let Some(claim) = self.claim(namespace, name).await? else { return Ok(None) };
         let pool = std::sync::Arc::clone(&self.pool.borrow());
-        // It may have gone, and another one have its name.
+        // The claim may be gone and its name reused.
         let planned = plan(claim, uid, (self.cluster.name(), &pool), true);
         let Ok(Planned { devices, .. }) = planned else { return Ok(None) };
         let one = |(device, gpu): &(super::Allocated, limits::GpuId)| {
@@ -90,7 +90,7 @@ impl Driver {
     }
 }
 
-/// What people read of a GPU that a claim has.
+/// The usage of one GPU by a claim, as written to the status.
 fn data(summary: &Summary) -> Value {
     let compute = summary.limits.compute;
     let percent = |ppm: u32| f64::from(ppm) * 100.0 / f64::from(PPM_ONE);

@@ -1,5 +1,4 @@
-//! The file by which container runtimes know the hook: a device of the Container Device Interface, which brings nothing
-//! but the hook.
+//! Writes the CDI file that makes the container runtime run the hook: a CDI device that adds only the hook.
 
 use std::fs;
 use std::io;
@@ -13,20 +12,20 @@ use serde::Serialize;
 use super::COMMAND;
 use crate::host::Host;
 
-/// The oldest version of the format that has all that is used here, and that each runtime reads.
+/// The oldest CDI version with all fields used here, so that each runtime can read it.
 const VERSION: &str = "0.3.0";
 const KIND: &str = "sluice.dev/preload";
 const NAME: &str = "image";
-/// What runtimes read: other names are none of theirs.
+/// Runtimes read only names that end with .json or .yaml, so they ignore the draft.
 const FILE: &str = "sluice.dev-preload.json";
 const DRAFT: &str = ".sluice.dev-preload.draft";
-/// By which a container asks for it. Kubelets hand a plugin's annotations to the runtime from old versions on.
+/// The annotation by which a container requests the device. Old kubelets pass a plugin's annotations to the runtime,
+/// too.
 const ANNOTATION: &str = "cdi.k8s.io/sluice_preload";
 
-/// Why the hook cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum HookFileError {
-    /// There is no program.
+    /// The program is missing.
     #[error(
         "--hook {program}: {source}; expected this program on the node, as 'hypervisor node --install DIR --hook FILE' puts it",
         program = program.display()
@@ -37,7 +36,7 @@ pub enum HookFileError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The runtime would find nothing there: it takes both by the node's paths.
+    /// The path is not the node's. The runtime resolves both paths on the node.
     #[error(
         "{option} {path}: it is not the node's, by whose paths the runtime goes; in a pod the node's folder has to be mounted at its own path",
         path = path.display()
@@ -86,7 +85,7 @@ struct Hook<'a> {
     args: [&'a str; 4],
 }
 
-/// The file, and what has to stand in it.
+/// The CDI file and its required content.
 #[derive(Debug)]
 pub(crate) struct HookFile {
     folder: PathBuf,
@@ -96,7 +95,7 @@ pub(crate) struct HookFile {
 }
 
 impl HookFile {
-    /// `program`: on the node, where the runtime starts it.
+    /// `program`: the path on the node, where the runtime starts it.
     pub(crate) fn new(
         folder: &Path,
         program: &Path,
@@ -120,7 +119,7 @@ impl HookFile {
         Ok(file)
     }
 
-    /// Writes it where it is not there as it has to be: a runtime starts no container with a device that it does not know.
+    /// Writes the file unless it is correct: a runtime does not start a container with an unknown device.
     fn put(&self) -> io::Result<()> {
         let path = self.folder.join(FILE);
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +133,7 @@ impl HookFile {
         fs::rename(draft, path)
     }
 
-    /// Whether a container may ask for the hook. Where not, all is as without.
+    /// Whether a container may request the hook. If not, it starts without.
     pub(crate) fn is_there(&self) -> bool {
         let put = self.put().and_then(|()| fs::metadata(&self.program));
         if let Err(error) = &put {
@@ -145,7 +144,7 @@ impl HookFile {
     }
 }
 
-/// How a container asks for the hook.
+/// The annotation that requests the hook.
 pub(crate) fn annotation() -> (String, String) {
     (ANNOTATION.to_owned(), format!("{KIND}={NAME}"))
 }
@@ -154,7 +153,7 @@ fn not_the_nodes(option: &'static str, path: &Path) -> HookFileError {
     HookFileError::NotTheNodes { option, path: path.to_owned() }
 }
 
-/// Checks the program as far as it can be seen from here.
+/// Checks the program, as far as it is visible from here.
 pub(crate) fn check(program: &Path, host: &Host) -> Result<(), HookFileError> {
     let wrong = |source| HookFileError::Program { program: program.to_owned(), source };
     let found = fs::metadata(program).map_err(wrong)?;
@@ -172,10 +171,9 @@ pub(crate) fn check(program: &Path, host: &Host) -> Result<(), HookFileError> {
     }
 }
 
-/// Puts this program on the node, for runtimes to start it. One that is the same stays.
+/// Copies this program to the node, where runtimes start it. An identical copy is left alone.
 ///
-/// # Errors
-/// The system's.
+/// # Errors The system's, from reading `own` or writing `to`.
 pub fn install_hook(own: &Path, to: &Path) -> io::Result<()> {
     let new = fs::read(own)?;
     if fs::read(to).is_ok_and(|present| present == new) {
@@ -219,7 +217,7 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), text);
             assert_eq!(fs::read_dir(&cdi).unwrap().count(), 1);
         }
-        // A runtime starts no container whose hook it cannot start.
+        // A runtime cannot start a container whose hook it cannot start.
         fs::rename(&program, folder.path().join("aside")).unwrap();
         assert!(!file.is_there());
         fs::rename(folder.path().join("aside"), &program).unwrap();
@@ -238,7 +236,7 @@ mod tests {
         fs::write(&own, "1").unwrap();
         install_hook(&own, &to).unwrap();
         check(&to, &Host(PathBuf::from("/"))).unwrap();
-        // As in a pod, whose files are not the node's.
+        // As in a pod, where paths differ from the node's.
         let other = check(&to, &Host(folder.path().to_owned())).unwrap_err().to_string();
         assert!(other.contains("it is not the node's"), "{other}");
         let inode = || fs::metadata(&to).unwrap().ino();

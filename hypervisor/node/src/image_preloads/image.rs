@@ -1,4 +1,4 @@
-//! The image's own `/etc/ld.so.preload`. The image is its author's: whatever is there, nothing but that file is read.
+//! Reads the image's own `/etc/ld.so.preload`. Images are untrusted: nothing but that file may be read.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,35 +10,34 @@ use rustix::io::Errno;
 
 use crate::injection::PRELOAD;
 
-/// No such list is longer.
+/// The longest list accepted, in bytes.
 pub(super) const MOST_BYTES: u64 = 16 << 10;
-/// How often a path is followed anew that others have changed meanwhile.
+/// How often to retry opening a path that is being changed concurrently.
 const TRIES: usize = 32;
 
-/// Why an image's list is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The container's root is not there.
+    /// The container's root is missing.
     #[error("the container's root {0}: {1}")]
     Root(String, io::Error),
-    /// Its path leads nowhere, or in a circle.
+    /// The path is a broken link or a loop.
     #[error("the image's {PRELOAD}: {0}")]
     Unreadable(io::Error),
-    /// It is something else.
+    /// It is no plain file.
     #[error("the image's {PRELOAD} is {0}; expected a plain file")]
     NoFile(&'static str),
-    /// It is too long.
     #[error("the image's {PRELOAD} has {0} bytes; expected at most {MOST_BYTES}")]
     TooLong(u64),
 }
 
-/// What stands there. Nothing where there is none. Links are followed as the container would: none leads out of the root.
+/// The content of the image's list; empty if there is none. Links are resolved as in the container, so none leads out
+/// of its root.
 pub(super) fn preloads(root: &Path) -> Result<Vec<u8>, ImageError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = open(root, flags, Mode::empty())
         .map_err(|error| ImageError::Root(root.display().to_string(), error.into()))?;
     let unreadable = |error: Errno| ImageError::Unreadable(error.into());
-    // Only named, not opened: a device that is opened may do something, and a pipe waits.
+    // `O_PATH` first: opening a device may have effects, and opening a pipe blocks.
     let found = match named(&root) {
         Ok(found) => found,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
@@ -53,7 +52,7 @@ pub(super) fn preloads(root: &Path) -> Result<Vec<u8>, ImageError> {
     if let Some(error) = too_long(seen.st_size.try_into().unwrap_or(u64::MAX)) {
         return Err(error);
     }
-    // The same file, whatever has its name by now.
+    // Opens the file that was checked, whatever has its name by now.
     let again = format!("/proc/self/fd/{}", found.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open(again, flags, Mode::empty()).map_err(unreadable)?);
@@ -121,7 +120,7 @@ mod tests {
         fs::write(outside.path().join("list"), "/outside.so").unwrap();
         fs::create_dir(image.path().join("opt")).unwrap();
         fs::write(image.path().join("opt/list"), "/inside.so").unwrap();
-        // With ways that are there outside as well.
+        // The targets exist outside of the image as well.
         let secret = outside.path().join("list").display().to_string();
         for (to, text) in [
             ("/opt/list", Some("/inside.so")),
@@ -149,7 +148,7 @@ mod tests {
         fs::create_dir(&list).unwrap();
         assert!(refused(image.path()).ends_with("is a folder; expected a plain file"));
         fs::remove_dir(&list).unwrap();
-        // Whoever opened it would wait for a writer.
+        // Opening it would block until a writer comes.
         assert!(Command::new("mkfifo").arg(&list).status().unwrap().success());
         assert!(refused(image.path()).contains("is a pipe"));
         fs::remove_file(&list).unwrap();
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!(preloads(image.path()).unwrap().len(), most);
         fs::write(&list, vec![b'a'; most + 1]).unwrap();
         assert!(refused(image.path()).ends_with("has 16385 bytes; expected at most 16384"));
-        // A file with holes takes no room.
+        // A sparse file takes no room.
         File::create(&list).unwrap().set_len(1 << 40).unwrap();
         assert!(refused(image.path()).contains("1099511627776 bytes"));
     }

@@ -1,4 +1,4 @@
-//! An allocation's own list of preloads, which its container has mounted: our lines, and behind them the image's.
+//! An allocation's own `ld.so.preload`, mounted into its container: Sluice's lines, followed by the image's.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,23 +12,21 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat, openat2};
 use crate::injection;
 use crate::pool::AllocationKey;
 
-/// What the list is called in an allocation's folder.
+/// The list's file name in an allocation's directory.
 pub(crate) const LIST: &str = "ld.so.preload";
-/// Says there what became of the image's, for people.
+/// File beside it that tells people what became of the image's list.
 const OUTCOME: &str = "image-preloads.txt";
 
-/// Why a list is not written to.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// What is mounted is nothing of the agent's.
+    /// The mounted file is not an allocation's list.
     #[error("{0}; expected a file ALLOCATION/{LIST} in {1}")]
     NotOurs(String, String),
-    /// It cannot be opened or written.
     #[error("{0}: {1}")]
     Io(String, io::Error),
 }
 
-/// A list, open.
+/// An allocation's list, open for writing.
 #[derive(Debug)]
 pub(super) struct List {
     folder: OwnedFd,
@@ -37,8 +35,8 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Opens what is mounted from `source`, if it is an allocation's list in this folder: by descriptors, and without
-    /// following a link.
+    /// Opens the file mounted from `source` if it is the list of an allocation in this directory. Works on descriptors
+    /// and follows no link.
     pub(super) fn open(allocations: &Path, source: &Path) -> Result<Self, ListError> {
         let told = source.display().to_string();
         let not_ours = || ListError::NotOurs(told.clone(), allocations.display().to_string());
@@ -57,7 +55,7 @@ impl List {
         let folder = folder.map_err(failed)?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat2(&folder, LIST, flags, none, beneath).map_err(failed)?);
-        // The path is the runtime's word for what it has mounted: that has to be this file.
+        // The path is only what the runtime claims to have mounted: it must be the file just opened.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mounted = File::from(open(source, flags, none).map_err(failed)?);
         let found = file.metadata().and_then(|own| Ok((own, mounted.metadata()?)));
@@ -69,7 +67,8 @@ impl List {
         Ok(Self { folder, file, told })
     }
 
-    /// Writes our lines and then these, in place: it is mounted by its inode. At each moment it begins with ours.
+    /// Writes Sluice's lines and then `images`, in place because the inode is mounted. The file starts with Sluice's
+    /// lines at all times.
     pub(super) fn write(&self, images: &[u8]) -> Result<(), ListError> {
         let own = injection::preload_text();
         let length = u64::try_from(own.len()).unwrap_or_default();
@@ -77,13 +76,13 @@ impl List {
         self.file.write_all_at(own.as_bytes(), 0).map_err(failed)?;
         self.file.set_len(length).map_err(failed)?;
         self.file.write_all_at(images, length).map_err(|error| {
-            // A name that was cut short is none.
+            // Removes a truncated name.
             _ = self.file.set_len(length);
             failed(error)
         })
     }
 
-    /// Tells people in the container and on the node. Nothing depends on it.
+    /// Writes the outcome for people, in the container and on the node. Nothing depends on it.
     pub(super) fn tell(&self, outcome: &str) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
         let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -94,7 +93,7 @@ impl List {
     }
 }
 
-/// The list of the allocation with this folder.
+/// The path of the list in an allocation's directory.
 pub(crate) fn of(folder: &Path) -> PathBuf {
     folder.join(LIST)
 }

@@ -1,8 +1,8 @@
-//! What images preload themselves stays preloaded, behind ours: by a hook of the container runtime.
+//! Keeps the libraries that an image preloads, after Sluice's, by a hook of the container runtime.
 //!
-//! The agent mounts a file over an image's `/etc/ld.so.preload`, and knows neither image nor root. A runtime's
-//! `createRuntime` hook runs on the node, before the container's root is changed, and is told both: there the image's
-//! file is not covered yet. It writes what stands there behind our lines, into the file that is mounted.
+//! The agent mounts a file over the image's `/etc/ld.so.preload`, but knows neither the image nor its root. A runtime's
+//! `createRuntime` hook runs on the node before the container's root is changed, while the image's file is still
+//! visible, and is told the root and the mounts. The hook appends the image's lines to Sluice's, in the mounted file.
 
 mod cdi;
 mod image;
@@ -29,40 +29,40 @@ use self::list::List;
 use self::names::Names;
 use crate::injection::PRELOAD;
 
-/// The folder from which runtimes read CDI files that come and go.
+/// The directory from which runtimes read CDI files created at run time.
 pub const CDI: &str = "/var/run/cdi";
-/// The command that is the hook.
+/// The command that runs as the hook.
 pub const COMMAND: &str = "keep-image-preloads";
-/// How long the hook may take. An image's file may be on a file system that does not answer.
+/// Timeout of the hook: the image may be on a file system that does not answer.
 const WITHIN: Duration = Duration::from_secs(2);
-/// What a runtime tells is not longer.
+/// Longest state and configuration accepted from a runtime, in bytes.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// How images' lists are kept.
+/// How images' preload lists are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImagePreloads {
-    /// From where the container runtime reads CDI files.
+    /// The directory from which the container runtime reads CDI files.
     pub cdi: PathBuf,
-    /// The hook's program, on the node.
+    /// Path of the hook's program on the node.
     pub program: PathBuf,
 }
 
-/// Why what an image preloads is not kept. Its container starts all the same.
+/// Why an image's preload list is not kept. The container starts nevertheless.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// The runtime's word cannot be read.
+    /// The runtime's state or configuration cannot be read.
     #[error("{0}: {1}; expected what OCI runtimes write for hooks of 1.0")]
     Told(String, io::Error),
-    /// Nothing is mounted there.
+    /// The container has no mount at the preload path.
     #[error("nothing is mounted at {PRELOAD}; expected a container of 'hypervisor node'")]
     NoMount,
-    /// What is mounted is not to be written to.
+    /// The mounted file must not be written.
     #[error(transparent)]
     List(#[from] ListError),
-    /// The image's list is not to be read.
+    /// The image's list must not be read.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// It takes too long.
+    /// The timeout has passed.
     #[error("not done within {} s", WITHIN.as_secs())]
     Late,
 }
@@ -91,16 +91,16 @@ struct Mounted {
     source: PathBuf,
 }
 
-/// The hook: reads a container's state and writes the list of its allocation in this folder. Returns what was done.
+/// Runs the hook: reads a container's state and appends the image's list to that of its allocation in `allocations`.
+/// Returns what was done, for the log.
 ///
-/// # Errors
-/// [`HookError`]. Our own lines stand in the list all the same.
+/// # Errors [`HookError`]. Sluice's lines are in the list in any case.
 pub fn keep_image_preloads(
     allocations: PathBuf,
     state: impl Read + Send + 'static,
 ) -> Result<String, HookError> {
     let (tell, told) = mpsc::channel();
-    // One that hangs ends with this process.
+    // A thread that hangs ends with this process.
     thread::spawn(move || _ = tell.send(keep(&allocations, state)));
     told.recv_timeout(WITHIN).unwrap_or(Err(HookError::Late))
 }
@@ -111,14 +111,14 @@ fn keep(allocations: &Path, state: impl Read) -> Result<String, HookError> {
     let told = || path.display().to_string();
     let file = File::open(&path).map_err(|error| HookError::Told(told(), error))?;
     let config: Config = read(&told(), file)?;
-    // The later one covers those before it.
+    // A later mount covers earlier ones.
     let mut mounts = config.mounts.iter().rev();
     let mounted = mounts.find(|one| one.destination == Path::new(PRELOAD));
     let list = List::open(allocations, &mounted.ok_or(HookError::NoMount)?.source)?;
-    // A relative path is the bundle's.
+    // A relative root path is relative to the bundle.
     let outcome = image::preloads(&bundle.join(config.root.path)).map_err(HookError::from);
     let outcome = outcome.map(|text| Names::of(&text));
-    // What an earlier container had goes, also where this one's cannot be read.
+    // Removes the names of an earlier container, even if this image's list cannot be read.
     let text = outcome.as_ref().map(Names::text).unwrap_or_default();
     let outcome = list.write(&text).map_err(HookError::from).and(outcome).map(|names| {
         let (kept, own) = (names.kept.len(), names.own);

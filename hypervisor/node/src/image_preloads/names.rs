@@ -1,19 +1,19 @@
-//! The text of an image's `/etc/ld.so.preload`, as glibc's loader reads it. Pure.
+//! Parses an image's `/etc/ld.so.preload` like glibc's loader. Pure.
 
 use crate::injection::PRELOADED;
 
-/// What an image names.
+/// The libraries in an image's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
-    /// In its order, behind ours.
+    /// In the image's order; loaded after Sluice's.
     pub(super) kept: Vec<Vec<u8>>,
-    /// How many are libraries of ours: a second copy would be loaded.
+    /// The number of names of Sluice's libraries; dropped, because a second copy would be loaded.
     pub(super) own: usize,
 }
 
 impl Names {
-    /// A comment begins with `#` and ends with its line. Names stand between blanks, tabs, colons and line ends, and
-    /// nothing is read behind a zero. Tokens such as `$LIB` are the loader's to replace.
+    /// A comment begins with `#` and ends with its line. Names are separated by blanks, tabs, colons and line ends;
+    /// reading ends at a zero byte. Tokens such as `$LIB` are kept, since the loader replaces them.
     pub(super) fn of(text: &[u8]) -> Self {
         let mut plain = Vec::with_capacity(text.len());
         for line in text.split_inclusive(|byte| *byte == b'\n') {
@@ -37,13 +37,13 @@ impl Names {
         found
     }
 
-    /// One on each line.
+    /// The names, one per line.
     pub(super) fn text(&self) -> Vec<u8> {
         self.kept.iter().flat_map(|name| [name.as_slice(), b"\n"]).flatten().copied().collect()
     }
 }
 
-/// By its file's name: an image that was prepared has them at another place.
+/// Compares the file name: a prepared image has the libraries in another directory.
 fn is_own(name: &[u8]) -> bool {
     let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     PRELOADED.iter().any(|own| own.as_bytes() == file)

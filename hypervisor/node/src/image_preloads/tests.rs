@@ -5,7 +5,7 @@ use serde_json::json;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-/// A node with one allocation, and a container of it that a runtime is about to start.
+/// A node with one allocation, and a container that a runtime is about to start.
 struct Made {
     folder: tempfile::TempDir,
     key: String,
@@ -30,7 +30,7 @@ impl Made {
         self.at("allocations").join(&self.key).join(LIST)
     }
 
-    /// As containerd has it: the root is named from the bundle.
+    /// As containerd writes it: the root is relative to the bundle.
     fn config(&self, sources: &[PathBuf]) {
         let mounts = sources.iter().map(
             |source| json!({"destination": PRELOAD, "source": source, "options": ["rbind", "ro"]}),
@@ -99,14 +99,14 @@ fn an_image_that_is_refused_leaves_ours_alone() {
     made.is_as_before("17408 bytes");
     let told = fs::read_to_string(made.list().with_file_name("image-preloads.txt")).unwrap();
     assert!(told.contains("17408 bytes"), "{told}");
-    // What somebody has damaged is right again.
+    // A damaged list is repaired.
     made.image(b"/opt/a.so");
     fs::write(made.list(), "/opt/other.so\n").unwrap();
     made.run().unwrap();
     assert_eq!(made.written(), preload_text() + "/opt/a.so\n");
 }
 
-/// The root of the node runs the hook, so it must not be led to another file.
+/// The hook runs as root on the node, so it must not be led to another file.
 #[test]
 fn nothing_else_is_written_to() {
     let made = Made::new();
@@ -125,14 +125,14 @@ fn nothing_else_is_written_to() {
         made.config(std::slice::from_ref(source));
         made.is_as_before("a file ALLOCATION/ld.so.preload in ");
     }
-    // A key of another folder, and one that is there as well.
+    // An unknown key, and a file with a valid key in another directory.
     made.config(&[elsewhere.join(LIST)]);
     made.is_as_before("No such file");
     let twin = made.at("allocations").join(&key);
     fs::create_dir(&twin).unwrap();
     fs::write(twin.join(LIST), "twin").unwrap();
     made.is_as_before("; expected ");
-    // Links in the folder, of the file and of the folder itself.
+    // Links: the list itself, and its directory.
     fs::remove_file(twin.join(LIST)).unwrap();
     made.config(&[twin.join(LIST)]);
     symlink(&other, twin.join(LIST)).unwrap();
@@ -146,10 +146,10 @@ fn nothing_else_is_written_to() {
     for path in [&other, &beside, &elsewhere.join(LIST)] {
         assert_eq!(fs::read_to_string(path).unwrap(), "other", "{}", path.display());
     }
-    // A pod's own volume covers ours: there is nothing to be kept.
+    // A volume of the pod covers the list: nothing is to be kept.
     made.config(&[made.list(), other.clone()]);
     made.is_as_before("; expected ");
-    // The runtime may have followed links of the folder's own path.
+    // The runtime may have resolved links in the path of the allocations' directory.
     symlink(made.at("allocations"), made.at("link")).unwrap();
     made.config(&[made.at("link").join(&made.key).join(LIST)]);
     made.run().unwrap();
@@ -175,7 +175,6 @@ fn a_runtimes_word_that_cannot_be_read_changes_nothing() {
     made.is_as_before("config.json: No such file");
 }
 
-/// Standard input that never ends.
 struct Silent(mpsc::Receiver<()>);
 
 impl Read for Silent {

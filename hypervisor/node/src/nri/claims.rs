@@ -1,4 +1,4 @@
-//! Which claims of NVIDIA's DRA driver a container has, as the API server tells. The runtime waits meanwhile: it goes on
+//! Asks the API server which claims of NVIDIA's DRA driver a container has. The runtime waits meanwhile, but goes on
 //! without a plugin that takes longer than 2 s.
 
 use std::collections::BTreeMap;
@@ -19,15 +19,15 @@ use crate::identity::Holder;
 use crate::plugin::VISIBLE;
 use crate::proto::nri::{Container, PodSandbox};
 
-/// How long the API server has for each answer: there are three.
+/// Timeout of each of the three calls to the API server.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
-/// A runtime goes on without a plugin that has not answered within 2 s.
+/// Timeout of all of them: the runtime ignores a plugin that has not answered within 2 s.
 const IN_ALL: Duration = Duration::from_millis(1_500);
 
-/// What HTTP says of what there is not.
+/// HTTP status of a missing object.
 const NOT_FOUND: u16 = 404;
 
-/// Why it is not known what a container has. It does not start, and the kubelet tries again.
+/// Why a container's claims are unknown. The container does not start, and the kubelet retries.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimedError {
     #[error("its claims: {0}; expected the API server to say what they have")]
@@ -49,7 +49,6 @@ impl From<CallError> for ClaimedError {
     }
 }
 
-/// A claim with limits.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     pub(crate) uid: String,
@@ -57,7 +56,6 @@ pub(crate) struct Claimed {
     pub(crate) has: Has,
 }
 
-/// The names of a container's claims.
 fn names(pod: &Pod, container: &str) -> Vec<String> {
     let (Some(spec), statuses) =
         (&pod.spec, pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref()))
@@ -79,18 +77,17 @@ fn names(pod: &Pod, container: &str) -> Vec<String> {
 }
 
 impl Plugin {
-    /// The claim by which a container is limited.
+    /// The claim that limits a container, if any.
     pub(super) async fn claimed(
         &self,
         pod: &PodSandbox,
         container: &Container,
     ) -> Result<Option<Claimed>, ClaimedError> {
-        // NVIDIA's driver sets it by CDI in each container with a claim. A pod's words can change it, and not remove it.
+        // NVIDIA's driver sets this variable by CDI in each container with a claim. A pod can change but not remove it.
         let is_it = |text: &String| text.split_once('=').is_some_and(|(name, _)| name == VISIBLE);
         if !container.env.iter().any(is_it) {
             return Ok(None);
         }
-        // Static pods have no claims.
         let source = pod.annotations.get("kubernetes.io/config.source");
         if source.is_some_and(|source| source != "api") {
             return Ok(None);
@@ -109,7 +106,7 @@ impl Plugin {
         let is_it = |one: &&Arc<Pod>| one.metadata.uid.as_deref() == Some(&*pod.uid);
         let names = match known.iter().find(is_it) {
             Some(pod) => names(pod, container),
-            // Not heard of yet.
+            // The watch does not have the pod yet.
             None => {
                 let holder = Holder {
                     namespace: pod.namespace.clone(),
@@ -131,7 +128,7 @@ impl Plugin {
             let found = answered(ANSWERS_WITHIN, claims.get(&segment(&name))).await;
             let claim = match found {
                 Ok(claim) => claim,
-                // It has gone, or the API server is older than claims with amounts.
+                // The claim is gone, or the API server is too old for claims with amounts.
                 Err(CallError::Failed(kube::Error::Api(said))) if said.code == NOT_FOUND => {
                     continue;
                 }
@@ -156,7 +153,7 @@ impl Plugin {
     }
 }
 
-/// The UUIDs of NVIDIA's devices on this node.
+/// The UUIDs of NVIDIA's devices on this node, by device name.
 async fn devices(cluster: &Cluster) -> Result<BTreeMap<String, GpuId>, CallError> {
     let slices: Api<DynamicObject> =
         Api::all_with(cluster.client(), &kind("ResourceSlice", "resourceslices"));

@@ -1,5 +1,5 @@
-//! Whether a container sees what its node has mounted into it. A volume of its pod may lie over that, by a path that leads
-//! there over a link of its image: paths as they are written do not tell.
+//! Checks whether a container sees what its node has mounted into it. A volume of its pod may lie over a mount, through
+//! a link of its image, so comparing written paths is not enough.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::image_preloads;
 use crate::injection::{Injection, PRELOADED};
 
-/// The first of the node's mounts that a process with an allocation does not see as it was mounted.
+/// The first mount of the node that a process with an allocation does not see as it was mounted.
 pub(crate) fn first(
     process: &Path,
     allocations: &Allocations,
@@ -25,7 +25,7 @@ pub(crate) fn first(
     let Some(key) = keys.iter().find(|key| mounts.contains(key.as_str())) else { return Ok(None) };
     let (folder, session) = (allocations.of(key), allocations.session_of(key));
     let root = Host(process.join("root"));
-    // Its list of preloads may be its own, where images keep theirs.
+    // A container may have its own preload list, which keeps the image's.
     let list = identity(&image_preloads::of(&folder));
     for mount in injection.mounts((&folder, &session), None)? {
         let inside = PathBuf::from(&mount.container_path);
@@ -39,7 +39,7 @@ pub(crate) fn first(
     Ok(None)
 }
 
-/// A kubelet mounts what it was once told: the library of an earlier version lies beside this one's.
+/// Whether it is the library of another version: the kubelet mounts what an earlier agent told it.
 fn is_beside(own: &Path, seen: Option<(u64, u64)>) -> bool {
     let holds_it = |folder: &Path| folder.join(PRELOADED[0]).is_file();
     let beside = own.parent().filter(|_| holds_it(own)).and_then(|all| fs::read_dir(all).ok());
@@ -67,7 +67,7 @@ mod tests {
         let (own, other) = (version("2", PRELOADED[0]), version("1", PRELOADED[0]));
         let volume = version("volume", "x");
         assert!(is_beside(&own, identity(&other)) && !is_beside(&own, identity(&volume)));
-        // What is mounted there is no library.
+        // The file mounted there is no library.
         assert!(!is_beside(&volume, identity(&other)));
     }
 }
