@@ -165,7 +165,9 @@ impl<D: Copy + Ord> Gangs<D> {
             let used = gang.used(session, schedulers, now);
             // A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices
             // make them, and nowhere does it wait for a longer one.
-            if let Some(shortest) = of(&used, schedulers).map(Scheduler::round_ns).min() {
+            if let Some(shortest) =
+                of(&used, schedulers).map(|scheduler| scheduler.rounds.ns()).min()
+            {
                 of_mut(&used, schedulers)
                     .for_each(|(_, scheduler)| scheduler.set_longest_round(session, shortest));
             }
