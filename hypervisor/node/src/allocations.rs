@@ -22,7 +22,7 @@ use session::Page;
 use session::taken::{Changed, Took, wait_until_taken};
 use tokio::sync::{Notify, watch};
 
-pub(crate) use self::decision::{Decision, WriteError, has_room};
+pub(crate) use self::decision::{Decision, WriteError};
 use self::entry::Entry;
 pub(crate) use self::entry::{Held, Waiting};
 use self::folder::{Facts, Folder, Lock};

@@ -142,7 +142,8 @@ pub enum NodeError {
 /// Offers the devices that `source` shows, until `end` resolves. Then it removes its sockets; allocations stay with
 /// their containers.
 ///
-/// # Errors [`NodeError`], for invalid options, directories or devices. A missing kubelet or GPU is no error: it waits.
+/// # Errors
+/// [`NodeError`], for invalid options, directories or devices. A missing kubelet or GPU is no error: it waits.
 pub async fn serve(
     options: &Options,
     source: Box<dyn Source>,

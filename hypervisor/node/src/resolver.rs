@@ -311,17 +311,15 @@ impl Resolver {
                     break next(&pods);
                 }
             }
-        }
-        let Some((pod, container)) = placing::next(&pods, &listed, request, is_given) else {
-            return unknown();
         };
-        let Ok(wish) = self.said(pod, &container.name, cluster) else { return unknown() };
+        let Some((pod, container)) = found else { return unknown() };
+        let Ok(wish) = self.said(&pod, &container, cluster) else { return unknown() };
         let pool = Arc::clone(&self.pool.borrow());
         if starting::is_init(&pod, &container) {
             self.inits().ask_for(&pod, &container);
         }
-        let shares = self.shares(&pods, &listed, &placing::holder(pod, &container.name));
-        placing::recipient(pod, &wish, &pool, shares)
+        let shares = self.shares(&pods, &listed, &placing::holder(&pod, &container));
+        placing::recipient(&pod, &wish, &pool, shares)
     }
 
     /// What the pods' containers have, and what schedulers have claimed for those that have no GPU yet, but for one.

@@ -23,6 +23,7 @@ const DRAFT: &str = ".sluice.dev-preload.draft";
 /// too.
 const ANNOTATION: &str = "cdi.k8s.io/sluice_preload";
 
+/// Why the hook cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum HookFileError {
     /// The program is missing.
@@ -173,7 +174,8 @@ pub(crate) fn check(program: &Path, host: &Host) -> Result<(), HookFileError> {
 
 /// Copies this program to the node, where runtimes start it. An identical copy is left alone.
 ///
-/// # Errors The system's, from reading `own` or writing `to`.
+/// # Errors
+/// The system's, from reading `own` or writing `to`.
 pub fn install_hook(own: &Path, to: &Path) -> io::Result<()> {
     let new = fs::read(own)?;
     if fs::read(to).is_ok_and(|present| present == new) {

@@ -15,6 +15,7 @@ pub(super) const MOST_BYTES: u64 = 16 << 10;
 /// How often to retry opening a path that is being changed concurrently.
 const TRIES: usize = 32;
 
+/// Why an image's list is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The container's root is missing.
@@ -26,6 +27,7 @@ pub enum ImageError {
     /// It is no plain file.
     #[error("the image's {PRELOAD} is {0}; expected a plain file")]
     NoFile(&'static str),
+    /// The list is too long.
     #[error("the image's {PRELOAD} has {0} bytes; expected at most {MOST_BYTES}")]
     TooLong(u64),
 }

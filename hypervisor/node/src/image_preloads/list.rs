@@ -17,11 +17,13 @@ pub(crate) const LIST: &str = "ld.so.preload";
 /// File beside it that tells people what became of the image's list.
 const OUTCOME: &str = "image-preloads.txt";
 
+/// Why an allocation's list is not written.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The mounted file is not an allocation's list.
     #[error("{0}; expected a file ALLOCATION/{LIST} in {1}")]
     NotOurs(String, String),
+    /// The list cannot be opened or written.
     #[error("{0}: {1}")]
     Io(String, io::Error),
 }

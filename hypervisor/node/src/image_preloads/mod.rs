@@ -94,7 +94,8 @@ struct Mounted {
 /// Runs the hook: reads a container's state and appends the image's list to that of its allocation in `allocations`.
 /// Returns what was done, for the log.
 ///
-/// # Errors [`HookError`]. Sluice's lines are in the list in any case.
+/// # Errors
+/// [`HookError`]. Sluice's lines are in the list in any case.
 pub fn keep_image_preloads(
     allocations: PathBuf,
     state: impl Read + Send + 'static,
