@@ -38,20 +38,16 @@ pub(crate) fn strongest_waiting(
     };
     let waiting =
         roster.workers().filter(|(id, other)| *id != worker && other.is_dense() && waits(other));
+    let high = |session| spare::priority(roster, session) == Priority::High;
     let claims = waiting.filter_map(|(_, other)| {
         let account = roster.account(other.session)?;
-        let spare =
-            || account.could_begin(Paid::Spare, now) && !yields_to(roster, other.session, holder);
+        // Spare time that a holder gives up comes back to it before one of lower priority gets it.
+        let yields = !high(other.session) && high(holder.session);
+        let spare = || account.could_begin(Paid::Spare, now) && !yields;
         let own = account.could_begin(Paid::Own, now);
         if own { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
     });
     claims.min()
-}
-
-/// Whether spare time that this worker gives up would return to it before the session gets it.
-fn yields_to(roster: &Roster, session: SessionId, holder: &Worker) -> bool {
-    let high = |session| spare::priority(roster, session) == Priority::High;
-    !high(session) && high(holder.session)
 }
 
 /// Whether a lease has to end now, and for which kind of session.

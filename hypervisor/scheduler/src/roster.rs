@@ -31,19 +31,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(account: Account) -> Self {
-        Self {
-            account,
-            members: Vec::new(),
-            asking: 0,
-            holding: 0,
-            may_pay_sooner: [false; 2],
-            owner: None,
-            together: false,
-            frozen: false,
-        }
-    }
-
     /// Remembers until when it cannot pay. To be called when it cannot now.
     pub(crate) fn remember_wait(&mut self, paid: Paid) {
         self.account.remember_wait(paid);
@@ -52,7 +39,7 @@ impl Session {
 }
 
 /// A process on the device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) session: SessionId,
     pub(crate) density: Density,
@@ -77,23 +64,6 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn new(session: SessionId) -> Self {
-        Self {
-            session,
-            density: Density::default(),
-            handover: Handover::default(),
-            held: None,
-            asks: false,
-            aside: false,
-            charged_ns: 0,
-            takes_turns: false,
-            served_at: 0,
-            active_until: None,
-            overrun_ns: 0,
-            queued_ns: 0,
-        }
-    }
-
     pub(crate) fn is_dense(&self) -> bool {
         self.density.is_dense()
     }
@@ -283,7 +253,17 @@ impl Roster {
     pub(crate) fn add(&mut self, session: SessionId, mut account: Account) {
         account.order_mut().join_turns(self.mean_virtual_time());
         account.order_mut().join_spare(self.spare_now);
-        self.sessions.insert(session, Session::new(account));
+        let added = Session {
+            account,
+            members: Vec::new(),
+            asking: 0,
+            holding: 0,
+            may_pay_sooner: [false; 2],
+            owner: None,
+            together: false,
+            frozen: false,
+        };
+        self.sessions.insert(session, added);
     }
 
     pub(crate) fn forget(&mut self, session: SessionId) {
@@ -295,7 +275,7 @@ impl Roster {
         let is_new = !self.workers.contains_key(&worker);
         if is_new && let Some(own) = self.sessions.get_mut(&session) {
             own.members.push(worker);
-            self.workers.insert(worker, Worker::new(session));
+            self.workers.insert(worker, Worker { session, ..Worker::default() });
         }
         is_new
     }
@@ -411,12 +391,12 @@ impl Roster {
         untold
     }
 
-    /// Charges a worker's session, which has been settled. `more`: for time that was reported before.
-    pub(crate) fn charge(&mut self, worker: WorkerId, ns: u64, paid: Paid, turn: bool, more: bool) {
+    /// Charges a worker's session, which has been settled, for its lease or for time outside of leases.
+    pub(crate) fn charge(&mut self, worker: WorkerId, ns: u64, paid: Paid, outside: bool) {
         let Some((own, session)) = self.of_mut(worker) else { return };
         own.charged_ns = own.charged_ns.saturating_add(ns);
-        let charge = if more { Account::charge_more } else { Account::charge };
-        charge(&mut session.account, ns, paid, turn);
+        let charge = if outside { Account::charge_more } else { Account::charge };
+        charge(&mut session.account, ns, paid, outside || own.takes_turns);
     }
 
     /// The virtual time of those that take turns: the mean of what they have used in relation to

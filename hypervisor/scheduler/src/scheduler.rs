@@ -268,9 +268,7 @@ impl Scheduler {
             return;
         }
         let holding: Vec<WorkerId> = self.roster.holding().map(|(id, ..)| id).collect();
-        for worker in holding {
-            self.stop_early(worker, Next::InTurn, now);
-        }
+        holding.into_iter().for_each(|worker| self.stop_early(worker, Next::InTurn, now));
     }
 
     /// From now on leases are granted again. What sessions owe stays. Nobody has savings: nobody could use them, and those
@@ -307,9 +305,7 @@ impl Scheduler {
 
     fn stop_all_of(&mut self, session: SessionId, now: u64) {
         let members: Vec<WorkerId> = self.roster.members(session).map(|(id, _)| id).collect();
-        for worker in members {
-            self.stop_early(worker, Next::InTurn, now);
-        }
+        members.into_iter().for_each(|worker| self.stop_early(worker, Next::InTurn, now));
     }
 
     /// Ends a worker's lease before its time, if it can be stopped.
@@ -329,7 +325,7 @@ impl Scheduler {
         let Some(held) = self.roster.held(worker) else { return };
         self.settle_of(worker, now);
         let measured = held.unreported_ns(now);
-        self.charge(worker, held, measured);
+        self.roster.charge(worker, measured, held.paid, false);
         let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };
         self.claim(worker, held, Claim { charged_ns: measured, ..all }, now);
         self.roster.release(worker, now);
@@ -340,12 +336,6 @@ impl Scheduler {
         if let Some(session) = self.roster.worker(worker).map(|own| own.session) {
             self.roster.settle(session, now);
         }
-    }
-
-    /// Charges a worker's session for what it used of its lease.
-    fn charge(&mut self, worker: WorkerId, held: Held, used_ns: u64) {
-        let turn = self.roster.worker(worker).is_some_and(|own| own.takes_turns);
-        self.roster.charge(worker, used_ns, held.paid, turn, false);
     }
 
     /// Takes down what is said of the time since the last report, unless others went on without this worker.

@@ -52,7 +52,7 @@ impl Doubt {
 }
 
 /// Whose word counts on a device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Trust {
     audit: Audit,
     doubts: FxHashMap<SessionId, Doubt>,
@@ -66,20 +66,6 @@ pub(crate) struct Trust {
     /// Time that may be kept from others and paid by word, as of `word_at`.
     word_ns: u64,
     word_at: u64,
-}
-
-impl Default for Trust {
-    fn default() -> Self {
-        Self {
-            audit: Audit::default(),
-            doubts: FxHashMap::default(),
-            watched_until: 0,
-            shares_at: u64::MAX,
-            owners: BTreeMap::new(),
-            word_ns: 0,
-            word_at: 0,
-        }
-    }
 }
 
 impl Trust {

@@ -2,7 +2,6 @@
 
 use limits::turns;
 
-use crate::order::Order;
 use crate::roster::{Roster, Worker};
 use crate::spare;
 use crate::tuning::SHORTEST_REST_NS;
@@ -59,18 +58,14 @@ fn drain_ppm(roster: &Roster, worker: WorkerId, own: &Worker) -> u64 {
 pub(crate) fn longest(roster: &Roster, worker: WorkerId, paid: Paid, now: u64) -> u64 {
     let Some((own, session)) = roster.of(worker) else { return turns::LONGEST_LEASE_NS };
     let order = session.account.order();
+    // A worker that holds is not at the beginning of a turn: for it, a turn's full length counts.
+    let turn_ns = || if own.held.is_none() { order.next_turn_ns() } else { order.full_turn_ns() };
     match paid {
         Paid::Spare => spare::turn_ns(roster, worker, now),
         Paid::Own if own.density.is_suspected() => order.full_turn_ns(),
-        Paid::Own if own.is_dense() => beside_others(roster, worker, own, turn_ns(own, order)),
+        Paid::Own if own.is_dense() => beside_others(roster, worker, own, turn_ns()),
         Paid::Own => turns::LONGEST_LEASE_NS,
     }
-}
-
-/// How much time a worker is to use in its turn. A worker that holds is not at the beginning of
-/// a turn: for it, a turn's full length counts.
-fn turn_ns(own: &Worker, order: &Order) -> u64 {
-    if own.held.is_none() { order.next_turn_ns() } else { order.full_turn_ns() }
 }
 
 /// How much time a worker would use in a turn that it has to itself.

@@ -3,7 +3,7 @@
 use limits::units::PPM_ONE;
 
 /// Names a session, within one scheduler's caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
 /// Names a worker, within one scheduler's caller.

@@ -23,18 +23,13 @@ impl Said {
         Self { told, calibrated_ns, alone_ns: told.estimated_ns.max(told.backlogged_ns) }
     }
 
-    /// What the worker's class is learned from. What was kept because nobody waited says nothing of how the device would be
-    /// used.
-    fn interval(&self, held: Held) -> Interval {
-        let Told { held_ns, backlogged_ns, idle_ns, .. } = self.told;
+    /// Learns the worker's class. What was kept because nobody waited says nothing of how the device would be used.
+    fn teach(&self, worker: &mut Worker, held: Held, now: u64) {
         let company = held.company;
         let worked_ns = if company.others > 0 { self.calibrated_ns } else { self.alone_ns };
-        let held_ns = held_ns - idle_ns;
-        Interval { held_ns, worked_ns, backlogged_ns: backlogged_ns.min(held_ns), company }
-    }
-
-    fn teach(&self, worker: &mut Worker, held: Held, now: u64) {
-        let seen = self.interval(held);
+        let held_ns = self.told.held_ns - self.told.idle_ns;
+        let backlogged_ns = self.told.backlogged_ns.min(held_ns);
+        let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
         let busy = seen.backlogged_ns / 9 >= seen.held_ns / 10;
         if seen.company.others == 0 && !seen.company.shared && busy {
             worker.density.calibrate(seen.held_ns, self.told.estimated_ns);
@@ -64,11 +59,10 @@ impl Scheduler {
         let Some(own) = self.roster.worker_mut(worker) else { return Ok(false) };
         let said = Said::new(told.at_most(measured), own);
         let (used, claim) = self.used(worker, session, held, &said, now);
-        let turn = self.roster.worker(worker).is_some_and(|own| own.takes_turns);
         if let Some(own) = self.roster.worker_mut(worker).filter(|_| !held.phase.revoked) {
             said.teach(own, held, now);
         }
-        self.roster.charge(worker, used, held.paid, turn, false);
+        self.roster.charge(worker, used, held.paid, false);
         self.claim(worker, held, claim, now);
         let company = self.roster.company(worker);
         let believed = !self.trust.is_found_out(session);
@@ -133,7 +127,7 @@ impl Scheduler {
         };
         let used = used_ns.min(now.saturating_sub(own.served_at));
         self.settle_of(worker, now);
-        self.roster.charge(worker, used, Paid::Own, true, true);
+        self.roster.charge(worker, used, Paid::Own, true);
         self.settle_of(worker, now);
     }
 
