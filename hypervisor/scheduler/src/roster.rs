@@ -1,4 +1,5 @@
-//! The sessions and workers of a device, and which of them ask and hold.
+//! The sessions and workers of a device, and which of them ask for it or hold it. All modules of the scheduler take it
+//! as an argument.
 
 use std::collections::BTreeSet;
 
@@ -15,23 +16,23 @@ use crate::types::{Paid, SessionId, WorkerId, share_of};
 pub(crate) struct Session {
     pub(crate) account: Account,
     pub(crate) members: Vec<WorkerId>,
-    /// How many of them ask.
+    /// Number of members that ask.
     pub(crate) asking: usize,
-    /// How many of them hold, with a revoked lease, too.
+    /// Number of members that hold a lease, including revoked ones.
     pub(crate) holding: usize,
-    /// What is known of when it can pay (guaranteed, and spare time) may be too late: a lease of its own has ended
-    /// since, which may have used less than was assumed, or its turns cost less.
+    /// Whether the remembered time at which it can pay (guaranteed, spare) may be too late: a lease has ended since,
+    /// which may have used less than assumed, or turns have become cheaper.
     pub(crate) may_pay_sooner: [bool; 2],
-    /// Who owns it, as far as the caller has said so.
+    /// The owner, if the caller has set one.
     pub(crate) owner: Option<u64>,
-    /// Its leases are granted together with those on other devices.
+    /// Whether its leases are granted together with those on other devices.
     pub(crate) together: bool,
-    /// It is granted nothing. What its workers ask for is kept aside.
+    /// It is granted nothing; the asks of its workers are kept aside.
     pub(crate) frozen: bool,
 }
 
 impl Session {
-    /// Remembers until when it cannot pay. To be called when it cannot now.
+    /// Remembers until when the session cannot pay. Called if it cannot pay now.
     pub(crate) fn remember_wait(&mut self, paid: Paid) {
         self.account.remember_wait(paid);
         self.may_pay_sooner[paid as usize] = false;
@@ -49,17 +50,17 @@ pub(crate) struct Worker {
     pub(crate) asks: bool,
     /// Whether it would ask if its session were not frozen.
     pub(crate) aside: bool,
-    /// All that it was charged.
+    /// All time charged to it (ns).
     pub(crate) charged_ns: u64,
     /// Whether its last lease was a turn.
     pub(crate) takes_turns: bool,
-    /// When its last lease ended.
+    /// When its last lease ended (ns).
     pub(crate) served_at: u64,
-    /// When it last stopped asking or holding.
+    /// When it last stopped asking or holding (ns).
     pub(crate) active_until: Option<u64>,
-    /// For how long its work usually runs past the end of a lease.
+    /// How long its work usually runs past the end of a lease (ns).
     pub(crate) overrun_ns: u64,
-    /// How much it has queued when its leases end.
+    /// How much work it has queued when its leases end (ns).
     pub(crate) queued_ns: u64,
 }
 
@@ -73,18 +74,18 @@ impl Worker {
         self.held.is_some_and(|held| held.counts())
     }
 
-    /// Whether its next lease is a turn, and its last one was none.
+    /// Whether its next lease is a turn and its last one was not.
     pub(crate) fn joins_turns(&self) -> bool {
         self.is_dense() && !self.takes_turns
     }
 
-    /// Learns from a lease that lasted until its end: all its work is done `overrun_ns` after that.
+    /// Learns from a lease that lasted until its end, and whose work was done `overrun_ns` later.
     pub(crate) fn ran_past(&mut self, overrun_ns: u64) {
         let overrun_ns = overrun_ns.min(turns::LONGEST_LEASE_NS);
         self.overrun_ns = self.overrun_ns / 4 * 3 + overrun_ns / 4;
     }
 
-    /// Whether it asked or held in the last `ns`.
+    /// Whether it asked or held a lease in the last `ns`.
     pub(crate) fn was_active_within(&self, ns: u64, now: u64) -> bool {
         self.active_until.is_some_and(|until| until.saturating_add(ns) > now)
     }
@@ -94,21 +95,21 @@ impl Worker {
         self.held.is_some() || self.asks || self.was_active_within(ns, now)
     }
 
-    /// Its lease, if it can be ended before its time: its gates are in its streams.
+    /// Its lease, if it can be ended early: its gates are in its streams.
     pub(crate) fn stoppable(&self) -> Option<Held> {
         self.held.filter(|held| held.goes_on() && self.handover == Handover::InStream)
     }
 }
 
-/// See the module.
+/// The sessions and workers of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
-    /// In no order: nothing that is decided may depend on it.
+    /// Hash maps: no decision may depend on their order.
     sessions: FxHashMap<SessionId, Session>,
     workers: FxHashMap<WorkerId, Worker>,
     /// The workers that ask.
     asking: BTreeSet<WorkerId>,
-    /// The workers that hold, with a revoked lease, too.
+    /// The workers that hold a lease, including revoked ones.
     holding: BTreeSet<WorkerId>,
     /// The virtual time that turns and spare time have reached.
     virtual_now: u128,
@@ -185,7 +186,7 @@ impl Roster {
         self.asking.iter().filter_map(|&id| self.of(id).map(|(own, session)| (id, own, session)))
     }
 
-    /// The workers that hold, with a revoked lease, too.
+    /// The workers that hold a lease, including revoked ones.
     pub(crate) fn holding(&self) -> impl Iterator<Item = (WorkerId, &Worker, Held)> {
         self.holding.iter().filter_map(|&id| {
             let worker = self.workers.get(&id)?;
@@ -201,7 +202,7 @@ impl Roster {
         self.holding.len()
     }
 
-    /// Runs this for each worker that holds.
+    /// Calls `each` for every worker that holds a lease.
     pub(crate) fn for_each_holder(&mut self, mut each: impl FnMut(WorkerId, &mut Worker)) {
         for &id in &self.holding {
             if let Some(worker) = self.workers.get_mut(&id) {
@@ -221,7 +222,7 @@ impl Roster {
         self.worker(worker).is_some_and(|worker| worker.density.is_suspected())
     }
 
-    /// Whether a worker's leases are granted together with those of other devices.
+    /// Whether a worker's leases are granted together with those on other devices.
     pub(crate) fn is_of_several(&self, worker: WorkerId) -> bool {
         self.of(worker).is_some_and(|(_, session)| session.together)
     }
@@ -242,7 +243,7 @@ impl Roster {
         let session = self.worker(worker).map(|worker| worker.session);
         let mut company = Company::default();
         self.present(worker).for_each(|other| company.add(&other.density));
-        // What a lease that has passed has left is done in a moment.
+        // The remaining work of a lease that has passed is done in a moment.
         company.shared = self.holding().any(|(id, other, held)| {
             id != worker && Some(other.session) != session && !held.is_apart()
         });
@@ -270,7 +271,7 @@ impl Roster {
         self.sessions.remove(&session);
     }
 
-    /// Adds a worker to a session that is known. Whether it is new.
+    /// Adds a worker to a known session. Returns whether the worker is new.
     pub(crate) fn join(&mut self, worker: WorkerId, session: SessionId) -> bool {
         let is_new = !self.workers.contains_key(&worker);
         if is_new && let Some(own) = self.sessions.get_mut(&session) {
@@ -288,7 +289,7 @@ impl Roster {
         }
     }
 
-    /// A worker asks. One that was idle joins those that take turns.
+    /// Records that a worker asks. If its session was idle, it joins those that take turns.
     pub(crate) fn ask(&mut self, worker: WorkerId, session: SessionId, now: u64) {
         if !self.is_active(session, now) {
             let (mean, spare_now) = (self.mean_virtual_time(), self.spare_now);
@@ -305,7 +306,7 @@ impl Roster {
         }
     }
 
-    /// The worker does not ask any more. Returns whether it did.
+    /// Records that the worker no longer asks. Returns whether it asked.
     pub(crate) fn ask_no_more(&mut self, worker: WorkerId) -> bool {
         let asked = self.asking.remove(&worker);
         if let Some((own, session)) = self.of_mut(worker) {
@@ -315,7 +316,7 @@ impl Roster {
         asked
     }
 
-    /// A worker that asked holds from now on.
+    /// Records that a worker that asked now holds a lease.
     pub(crate) fn hold(&mut self, worker: WorkerId, held: Held) {
         self.ask_no_more(worker);
         let is_new = self.holding.insert(worker);
@@ -327,7 +328,7 @@ impl Roster {
         self.tell_company(worker, session, &density);
     }
 
-    /// Adds the newcomer to the co-holders of those that hold already.
+    /// Adds the newcomer to the co-holders of the current holders.
     fn tell_company(&mut self, newcomer: WorkerId, session: SessionId, density: &Density) {
         self.for_each_holder(|id, other| {
             let other_session = other.session != session;
@@ -353,7 +354,7 @@ impl Roster {
         (own.held, own.served_at, own.active_until) = (None, now, Some(now));
     }
 
-    /// Brings a session's account up to now.
+    /// Settles a session's account as of now.
     pub(crate) fn settle(&mut self, session: SessionId, now: u64) {
         let untold = self.untold(session, now);
         if let Some(session) = self.sessions.get_mut(&session) {
@@ -361,7 +362,7 @@ impl Roster {
         }
     }
 
-    /// Brings the accounts of all sessions that ask up to now.
+    /// Settles the accounts of all sessions that ask.
     pub(crate) fn settle_asking(&mut self, now: u64) {
         let asking: Vec<SessionId> =
             self.sessions().filter(|(_, own)| own.asking > 0).map(|(id, _)| id).collect();
@@ -391,7 +392,7 @@ impl Roster {
         untold
     }
 
-    /// Charges a worker's session, which has been settled, for its lease or for time outside of leases.
+    /// Charges a worker's session, which has been settled. `more`: the charge is for time that was reported before.
     pub(crate) fn charge(&mut self, worker: WorkerId, ns: u64, paid: Paid, outside: bool) {
         let Some((own, session)) = self.of_mut(worker) else { return };
         own.charged_ns = own.charged_ns.saturating_add(ns);
@@ -399,8 +400,8 @@ impl Roster {
         charge(&mut session.account, ns, paid, outside || own.takes_turns);
     }
 
-    /// The virtual time of those that take turns: the mean of what they have used in relation to
-    /// their shares, weighted by the shares.
+    /// The virtual time of the sessions that take turns: the mean of their use relative to their shares, weighted by
+    /// the shares.
     pub(crate) fn mean_virtual_time(&self) -> u128 {
         let (mut sum, mut weights) = (0u128, 0u128);
         let wanting = self.asking.iter().chain(&self.holding).filter_map(|&id| self.of(id));
@@ -413,7 +414,7 @@ impl Roster {
         sum.checked_div(weights).unwrap_or(self.virtual_now)
     }
 
-    /// A session begins a turn.
+    /// Records that a session begins a turn.
     pub(crate) fn begin_turn(&mut self, session: SessionId) {
         if let Some(session) = self.sessions.get_mut(&session) {
             self.virtual_now = session.account.order().virtual_time(Paid::Own);
@@ -421,7 +422,7 @@ impl Roster {
         }
     }
 
-    /// Moves the virtual time of spare time up to that of the session that is granted some.
+    /// Advances the virtual time of spare time to that of the session that is granted some.
     pub(crate) fn reach_spare(&mut self, session: SessionId) {
         if let Some(account) = self.account(session) {
             self.spare_now = self.spare_now.max(account.order().virtual_time(Paid::Spare));

@@ -1,4 +1,5 @@
-//! The length of a round: the time in which each session that takes turns gets its share once.
+//! The length of a round: the time in which each session that takes turns gets its share once. Set by the scheduler at
+//! its decisions.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +11,9 @@ use crate::tuning::ROUNDS_EVERY_NS;
 /// The rounds of a device.
 #[derive(Debug)]
 pub(crate) struct Rounds {
-    /// When their length is looked at again.
+    /// When their length is next computed.
     next_at: u64,
-    /// How long they are. Before that is known, as long as one likes.
+    /// The length (ns). Unbounded until it is first computed.
     ns: u64,
 }
 
@@ -27,12 +28,12 @@ impl Rounds {
         self.ns
     }
 
-    /// Their length is set with the next decision.
+    /// Makes the next decision compute the length.
     pub(crate) fn look_again(&mut self) {
         self.next_at = 0;
     }
 
-    /// Sets the length of a round.
+    /// Computes the length of a round, if that is due.
     pub(crate) fn set(&mut self, roster: &mut Roster, now: u64) {
         if now < self.next_at {
             return;
@@ -45,7 +46,7 @@ impl Rounds {
     }
 }
 
-/// Who takes turns at present.
+/// The sessions that take turns now.
 fn taking_turns(roster: &Roster, now: u64) -> TakingTurns {
     let (mut handover, mut cheapest) = (Handover::InStream, Handover::Together);
     let (mut sessions, mut queued_ns) = (BTreeSet::new(), u64::MAX);

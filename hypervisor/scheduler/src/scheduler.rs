@@ -1,4 +1,5 @@
-//! The sessions and workers of one device, and the state of its sharing.
+//! The scheduler of one device: its sessions and workers, and the calls by which the daemon adds, changes and removes
+//! them. `decision` grants leases and `reports` charges them.
 
 mod decision;
 pub(crate) mod gang;
@@ -21,7 +22,7 @@ use crate::rounds::Rounds;
 use crate::trust::Trust;
 use crate::types::{LeaseId, ScheduleError, SessionId, WorkerId};
 
-/// Shares one device among sessions. See the crate's description.
+/// Shares one device among sessions; see the crate's description.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     roster: Roster,
@@ -29,28 +30,28 @@ pub struct Scheduler {
     trust: Trust,
     rounds: Rounds,
     division: Division,
-    /// For whom the device is kept.
+    /// The session for which the device is reserved.
     reserved: Option<Reserved>,
-    /// Nothing is granted.
+    /// Whether nothing is granted.
     suspended: bool,
-    /// How many there were.
+    /// Number of leases granted so far.
     leases: u64,
-    /// Leases that were ended early, of which the caller does not know yet.
+    /// Leases that were ended early and not yet returned by [`Self::to_stop`].
     stops: Vec<(WorkerId, LeaseId)>,
 }
 
-/// The device is kept for a session.
+/// A reservation of the device for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reserved {
     session: SessionId,
-    /// Until then others may have it.
+    /// Until then others may have the device (ns).
     from: u64,
 }
 
 impl Scheduler {
-    /// Adds a session with an empty account, or changes a known session's quota from now on. What
-    /// the session has earned and what it owes stay. Where it may have less than before, its leases end now, if they can
-    /// be stopped: they were granted for more.
+    /// Adds a session with an empty account, or changes a known session's quota from now on. Savings and debts remain.
+    /// If the session may have less than before, its leases end now, if they can be stopped, because they were granted
+    /// for more.
     ///
     /// # Errors
     /// [`ScheduleError::NoShare`], [`ScheduleError::NotScheduled`].
@@ -79,24 +80,24 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives a new session the account that it had in an earlier scheduler. What it earned since `at`
-    /// comes on top. To be called after [`Self::set_session`].
+    /// Gives a new session the account that it had in an earlier scheduler, and what it has earned since `at`. Called
+    /// after [`Self::set_session`].
     pub fn restore(&mut self, session: SessionId, left: SavedBalance, at: u64) {
         if let Some(session) = self.roster.session_mut(session) {
             session.account.restore(left, at);
         }
     }
 
-    /// Removes what the session has saved up; what it owes stays. This is for a session that was
-    /// not limited until now: it has not been idle. To be called after [`Self::set_session`].
+    /// Removes a session's savings; debts remain. For a session that was not limited until now, and so has not been
+    /// idle. Called after [`Self::set_session`].
     pub fn forget_savings(&mut self, session: SessionId) {
         if let Some(session) = self.roster.session_mut(session) {
             session.account.forget_savings();
         }
     }
 
-    /// Says whose a session is. What is found out of one session is held against the next ones of
-    /// its owner: a new name is no new beginning.
+    /// Sets a session's owner. If a session is found out, that also counts against the next sessions of its owner, so a
+    /// new session is no fresh start.
     pub fn belongs_to(&mut self, session: SessionId, owner: u64, now: u64) {
         self.trust.belongs_to(&mut self.roster, session, owner, now);
     }
@@ -116,7 +117,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Says how a worker's gates work. Until then they are on its threads.
+    /// Sets where a worker's gates are; initially they are on its threads.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
@@ -131,15 +132,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a worker. Its lease is charged until now and ends at once.
+    /// Removes a worker. Its lease ends at once and is charged until now.
     pub fn leave(&mut self, worker: WorkerId, now: u64) {
         self.stop(worker, now);
         self.roster.leave(worker);
     }
 
-    /// Forgets the sessions that have no workers and owe nothing. Returns them with all that they were
-    /// charged, and the part of it that was spare. A session that owes stays: otherwise, leaving and
-    /// coming back would cancel the debt.
+    /// Removes the sessions that have no workers and owe nothing. Returns for each all time charged and the spare part
+    /// of it (ns). A session that owes stays; otherwise leaving and returning would cancel the debt.
     pub fn forget_idle(&mut self, now: u64) -> Vec<(SessionId, u64, u64)> {
         let idle = self.roster.sessions().filter(|(_, session)| session.members.is_empty());
         let mut gone: Vec<SessionId> = idle.map(|(id, _)| id).collect();
@@ -155,8 +155,8 @@ impl Scheduler {
         gone.into_iter().filter_map(forgotten).collect()
     }
 
-    /// Forgets a session that has no workers, whatever it owes. For a caller that has no place for it.
-    /// Returns all that it was charged, and the part of it that was spare.
+    /// Removes a session without workers, whatever it owes, for a caller that has no place for it. Returns all time
+    /// charged and the spare part of it (ns).
     pub fn forget(&mut self, session: SessionId) -> Option<(u64, u64)> {
         let present = self.roster.session(session).filter(|own| own.members.is_empty())?;
         let charged = present.account.charged();
@@ -166,8 +166,8 @@ impl Scheduler {
         Some(charged)
     }
 
-    /// Ends all leases, charged until now, and forgets all asks. For a caller that could not answer
-    /// any worker for longer than leases last.
+    /// Ends all leases, charged until now, and drops all asks. For a caller that could not answer any worker for longer
+    /// than leases last.
     pub fn dismiss_all(&mut self, now: u64) {
         let holding: Vec<WorkerId> = self.roster.holding().map(|(id, ..)| id).collect();
         holding.into_iter().for_each(|worker| self.stop(worker, now));
@@ -175,26 +175,25 @@ impl Scheduler {
         workers.into_iter().for_each(|worker| self.withdraw(worker, now));
     }
 
-    /// Whether any worker holds or asks.
+    /// Whether any worker holds a lease or asks.
     pub fn is_in_use(&self) -> bool {
         self.roster.any_asks() || self.roster.how_many_hold() > 0
     }
 
-    /// Whether no session is known.
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.roster.sessions().next().is_none()
     }
 
-    /// The workers that hold a lease that is neither revoked nor stopped, and whether each fills the
-    /// device by itself.
+    /// The workers that hold a lease that is neither revoked nor passed, with their classes.
     pub fn holders(&self) -> impl Iterator<Item = (WorkerId, Class)> {
         self.roster.holding().filter(|(_, _, held)| held.counts()).map(|(id, worker, _)| {
             (id, if worker.is_dense() { Class::Dense } else { Class::Sparse })
         })
     }
 
-    /// The worker wants to use the device. If it asks while it holds a lease, the grant was lost on
-    /// its way, or the worker has forgotten it: that lease ends now.
+    /// Records that a worker wants the device. If it already holds a lease, the grant was lost or forgotten, and that
+    /// lease ends now.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
@@ -211,7 +210,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The worker no longer wants to use the device, or its poll has ended. This ends no lease.
+    /// Records that a worker no longer wants the device, or that its poll has ended. Ends no lease.
     pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
         if self.roster.ask_no_more(worker)
             && let Some(worker) = self.roster.worker_mut(worker)
@@ -220,11 +219,11 @@ impl Scheduler {
         }
     }
 
-    /// From now on the session is granted nothing. Its leases end now where they can be stopped (see
-    /// [`Self::to_stop`]), and are not prolonged elsewhere.
+    /// Freezes a session: it is granted nothing from now on. Its leases end now if they can be stopped (see
+    /// [`Self::to_stop`]), and are not prolonged otherwise.
     ///
-    /// What its workers ask for is kept aside. So to all decisions it is a session that does not ask, and what it does not
-    /// use is the others'.
+    /// The asks of its workers are kept aside. So for all decisions it is a session that does not ask, and others may
+    /// use its time.
     pub fn freeze(&mut self, session: SessionId, now: u64) {
         let Some(state) = self.roster.session_mut(session).filter(|own| !own.frozen) else {
             return;
@@ -241,8 +240,8 @@ impl Scheduler {
         self.stop_all_of(session, now);
     }
 
-    /// From now on the session is granted leases again. It asks anew, as one that was idle, and without savings: it was
-    /// not idle by its own choice, but the others are not to pay for that. What it owes stays.
+    /// Thaws a session: it is granted leases again. It asks anew like a session that was idle, but without savings: it
+    /// was not idle by its own choice, yet the others should not pay for that. Debts remain.
     pub fn thaw(&mut self, session: SessionId, now: u64) {
         self.roster.settle(session, now);
         let Some(state) = self.roster.session_mut(session).filter(|own| own.frozen) else {
@@ -258,11 +257,12 @@ impl Scheduler {
         }
     }
 
-    /// From now on nothing is granted: the device is faulty, or somebody uses it who takes no turns. Leases end now where
-    /// they can be stopped (see [`Self::to_stop`]), and are not prolonged elsewhere.
+    /// Suspends the device: nothing is granted from now on, because the device is faulty or a process outside the
+    /// sessions uses it. Leases end now if they can be stopped (see [`Self::to_stop`]), and are not prolonged
+    /// otherwise.
     ///
-    /// Workers go on asking. A gang that uses the device gets leases on none of its others, and does not keep them from
-    /// those that wait there.
+    /// Workers keep asking. A gang that uses the device gets no leases on its other devices, and does not keep other
+    /// sessions from those.
     pub fn suspend(&mut self, now: u64) {
         if core::mem::replace(&mut self.suspended, true) {
             return;
@@ -271,8 +271,8 @@ impl Scheduler {
         holding.into_iter().for_each(|worker| self.stop_early(worker, Next::InTurn, now));
     }
 
-    /// From now on leases are granted again. What sessions owe stays. Nobody has savings: nobody could use them, and those
-    /// who were idle meanwhile are not to come first.
+    /// Resumes the device: leases are granted again. Debts remain. Savings are dropped, because nobody could use them,
+    /// and sessions that were idle meanwhile should not come first.
     pub fn resume(&mut self, now: u64) {
         if !core::mem::replace(&mut self.suspended, false) {
             return;
@@ -308,7 +308,7 @@ impl Scheduler {
         members.into_iter().for_each(|worker| self.stop_early(worker, Next::InTurn, now));
     }
 
-    /// Ends a worker's lease before its time, if it can be stopped.
+    /// Ends a worker's lease early, if it can be stopped.
     fn stop_early(&mut self, worker: WorkerId, next: Next, now: u64) {
         let Some((own, session)) = self.roster.of_mut(worker) else { return };
         let low = session.account.quota().priority == Priority::Low;
@@ -371,7 +371,7 @@ mod tests {
         let lease = has(&mut scheduler, 2, 50 * MS);
         scheduler.report(WorkerId(2), lease, done, 51 * MS).unwrap();
         let lease = has(&mut scheduler, 1, 60 * MS);
-        // While the first holds, what it may have used is missing for the others.
+        // While the first holds its lease, the time that it may have used is missing for the others.
         for worker in [2, 3] {
             scheduler.ask(WorkerId(worker), 68 * MS).unwrap();
             assert!(scheduler.decide(68 * MS).is_empty());
@@ -383,7 +383,7 @@ mod tests {
         assert!(account.not_before(Paid::Own) > 69 * MS);
         let done = Told { held_ns: 9 * MS, ..done };
         scheduler.report(WorkerId(1), lease, done, 69 * MS).unwrap();
-        // It has used less. Of those that ask, the one goes first that was never served.
+        // It has used less. Among those that ask, the one that was never served is next.
         assert_eq!(scheduler.decide(69 * MS)[0].worker, WorkerId(3));
         let held = scheduler.roster.workers().filter(|(_, worker)| worker.held.is_some()).count();
         assert_eq!(scheduler.roster.session(session).unwrap().holding, held);

@@ -1,4 +1,4 @@
-//! Who may have spare time: time that no session has a right to.
+//! Spare time: time that no session has a right to, and which sessions may use it.
 
 use limits::Priority;
 use limits::turns::{self, COMFORTABLE_TURN_NS};
@@ -14,8 +14,7 @@ pub(crate) fn may_have(roster: &Roster, session: SessionId, now: u64) -> bool {
         && sessions_that_miss_their_share(roster).iter().all(|other| *other == session)
 }
 
-/// The sessions that get less than their share at present. No other session is to have spare
-/// time.
+/// The sessions that get less than their share at present. While there are any, no other session may have spare time.
 pub(crate) fn sessions_that_miss_their_share(roster: &Roster) -> Vec<SessionId> {
     let holding = roster.holding().filter(|(_, _, held)| held.counts());
     let misses = |worker: &Worker, waits| {
@@ -25,9 +24,9 @@ pub(crate) fn sessions_that_miss_their_share(roster: &Roster) -> Vec<SessionId> 
     waiting.chain(holding.filter_map(|(_, worker, _)| misses(worker, false))).collect()
 }
 
-/// How long a dense worker's turn of spare time is: by its session's weight among those that would have some, and shorter
-/// where it has had more than they. The order of turns alone does not say so: who has just handed the device over does
-/// not ask yet.
+/// The length of a dense worker's turn of spare time (ns): by its session's weight among the sessions that would use
+/// some, and shorter if it has had more than they. The order of turns alone does not ensure this, because a session
+/// that has just handed over the device does not ask yet.
 pub(crate) fn turn_ns(roster: &Roster, worker: WorkerId, now: u64) -> u64 {
     let Some((worker, own)) = roster.of(worker).filter(|(worker, _)| worker.is_dense()) else {
         return COMFORTABLE_TURN_NS;
@@ -57,8 +56,7 @@ pub(crate) fn turn_ns(roster: &Roster, worker: WorkerId, now: u64) -> u64 {
     u64::try_from(turn).unwrap_or(COMFORTABLE_TURN_NS)
 }
 
-/// Whether a sparse session keeps a dense worker of another session from its share, or would do
-/// so.
+/// Whether a sparse session keeps a dense worker of another session from its share, or would do so.
 pub(crate) fn wrongs_a_dense_one(roster: &Roster, session: SessionId) -> bool {
     let mut active = roster.members(session).filter(|(_, own)| own.held.is_some() || own.asks);
     !active.any(|(_, worker)| worker.is_dense())
@@ -70,8 +68,8 @@ pub(crate) fn wrongs_a_dense_one(roster: &Roster, session: SessionId) -> bool {
         })
 }
 
-/// Whether a session's account fills up although one of its workers holds, because it gets less
-/// than its share whenever others hold as well.
+/// Whether a session's account fills up although one of its workers holds a lease, because it gets less than its share
+/// whenever others hold as well.
 fn is_kept_from_its_share(roster: &Roster, session: SessionId) -> bool {
     let Some(account) = roster.account(session) else { return false };
     let holders = roster.members(session).filter(|(_, worker)| worker.held.is_some());
@@ -83,9 +81,8 @@ pub(crate) fn priority(roster: &Roster, session: SessionId) -> Priority {
     roster.account(session).map_or(Priority::High, |account| account.quota().priority)
 }
 
-/// Whether another session of high priority holds, or asks for time that it could have now. A
-/// session that has used up its share, and may have no more, leaves the rest to those of low
-/// priority.
+/// Whether another session of high priority holds a lease, or asks for time that it could have now. A session that has
+/// used up its share, and may not exceed it, leaves the rest to low priority.
 pub(crate) fn high_wants(roster: &Roster, except: SessionId, now: u64) -> bool {
     let high = |worker: &Worker| {
         worker.session != except && priority(roster, worker.session) == Priority::High
@@ -97,9 +94,8 @@ pub(crate) fn high_wants(roster: &Roster, except: SessionId, now: u64) -> bool {
         })
 }
 
-/// Whether a session gets less than its share: a worker waits while the account fills up, or a
-/// worker holds and others slow it down. A session that needs no more fills its account as
-/// well, but at its own pace.
+/// Whether a session gets less than its share: a worker waits while the account fills up, or a worker holds a lease and
+/// others slow it down. A session that needs no more also fills its account, but at its own pace.
 fn misses_its_share(roster: &Roster, session: SessionId, waits: bool) -> bool {
     let Some(account) = roster.account(session) else { return false };
     if account.fullness_ppm() < FULL_PPM {
@@ -114,8 +110,8 @@ fn misses_its_share(roster: &Roster, session: SessionId, waits: bool) -> bool {
         density += worker.density.assumed_ppm();
     }
     let share = u64::from(account.guaranteed_ppm());
-    // Slicing slows the session down, and keeping others away costs them more than it gains. So
-    // a session that needs less than its share is guaranteed its share of its solo speed.
+    // Slicing slows the session down, and excluding others costs them more than it gains. So a session that needs less
+    // than its share is guaranteed its share of its solo speed.
     let needs_less = density <= share_of(share, LESS_THAN_SHARE_PPM);
     let part =
         if needs_less { share_of(share, TOLD_TOO_LITTLE_PPM).min(SLICE_PPM) } else { SLICE_PPM };

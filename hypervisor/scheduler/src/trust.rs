@@ -1,8 +1,7 @@
-//! Sessions whose reports do not add up with those of others.
+//! Trust: sessions whose reports do not add up with those of others (`audit`), and the consequences.
 //!
-//! Such a session is treated like one of which nothing is known: it takes turns and pays by the
-//! clock. After a while it may share the device again. Only one does so at a time, so that it can
-//! be told who is the cause.
+//! Such a session is treated like an unknown one: it takes turns and pays by the clock. After a while it may overlap
+//! again. Only one session does so at a time, so that the cause can be identified.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +17,19 @@ use crate::tuning::{
 };
 use crate::types::{Paid, SessionId, share_of};
 
-/// What is held against a session.
+/// The evidence against a session.
 #[derive(Clone, Copy, Debug, Default)]
 struct Doubt {
     missing_ns: i64,
-    /// It takes turns until then, at least.
+    /// The earliest end of the time in which it takes turns.
     until: Option<u64>,
     lasts_ns: u64,
-    /// When it last began to share again.
+    /// When it last began to overlap again.
     free_since: u64,
 }
 
 impl Doubt {
-    /// Takes a finding down. If the session is found out by it, returns until when it takes turns.
+    /// Adds a finding. If the session is found out by it, returns until when it takes turns.
     fn learn(&mut self, missing_ns: i64, now: u64) -> Option<u64> {
         self.missing_ns = self.missing_ns.saturating_add(missing_ns).max(-(SPAN_NS as i64));
         let is_found_out = self.missing_ns >= FOUND_OUT_NS && self.until.is_none();
@@ -51,26 +50,25 @@ impl Doubt {
     }
 }
 
-/// Whose word counts on a device.
+/// Which sessions' reports count on a device.
 #[derive(Debug, Default)]
 pub(crate) struct Trust {
     audit: Audit,
     doubts: FxHashMap<SessionId, Doubt>,
-    /// A session that was found out before shares the device again. The next one has to wait until
-    /// then.
+    /// Until then one formerly found out session is watched while it overlaps again, and the next one has to wait.
     watched_until: u64,
-    /// Before this, none does.
+    /// No session may overlap again before this.
     shares_at: u64,
-    /// The owners of sessions that were found out, and until when this is remembered.
+    /// The owners of sessions that were found out, and until when each is remembered.
     owners: BTreeMap<u64, u64>,
-    /// Time that may be kept from others and paid by word, as of `word_at`.
+    /// Exclusive time that may be charged by reports alone (ns), as of `word_at`.
     word_ns: u64,
     word_at: u64,
 }
 
 impl Trust {
-    /// Says whose a session is. What is found out of one session is held against the next ones of
-    /// its owner: a new name is no new beginning.
+    /// Sets a session's owner. If a session is found out, that also counts against the next sessions of its owner, so a
+    /// new session is no fresh start.
     pub(crate) fn belongs_to(
         &mut self,
         roster: &mut Roster,
@@ -88,29 +86,29 @@ impl Trust {
         }
     }
 
-    /// Forgets what is held against a session, as it leaves the device.
+    /// Drops the evidence against a session that leaves the device.
     pub(crate) fn forget(&mut self, session: SessionId) {
         self.doubts.remove(&session);
     }
 
-    /// Whether the session's word does not count.
+    /// Whether the session is found out, so its reports do not count.
     pub(crate) fn is_found_out(&self, session: SessionId) -> bool {
         self.doubts.get(&session).is_some_and(|doubt| doubt.until.is_some())
     }
 
-    /// A session that was found out takes turns until then, at least.
+    /// Makes a session that was found out take turns, at least until `until`.
     fn takes_turns(&mut self, roster: &mut Roster, session: SessionId, until: u64) {
         self.shares_at = until.min(self.shares_at);
         distrust(roster, session, true);
     }
 
-    /// Takes down what a worker's report says of the time since its last one.
+    /// Passes the claim of a worker's report, on the time since its last one, to the audit.
     pub(crate) fn claim(&mut self, worker: &Worker, held: Held, mut claim: Claim, now: u64) {
         claim.kept_ns = held.kept_away_ns(now);
         if !worker.takes_turns {
             claim.sparse_ns = claim.held_ns;
         }
-        // After others no longer waited for it, the time is theirs to claim.
+        // Once others no longer waited for the lease, the time is theirs to claim.
         let until = if held.is_apart() { held.ends_at.min(now) } else { now };
         let whole = now.saturating_sub(held.told_at);
         let claim = claim.portion(until.saturating_sub(held.told_at), whole);
@@ -131,7 +129,7 @@ impl Trust {
 
     fn apply(&mut self, finding: Finding, roster: &mut Roster, now: u64) {
         let Finding { session, paid, missing_ns, took_turn, .. } = finding;
-        // Whose workers are gone was charged by the clock at the end.
+        // A session without workers was charged by the clock at its end.
         if !took_turn && roster.members(session).next().is_none() {
             return;
         }
@@ -154,9 +152,8 @@ impl Trust {
         }
     }
 
-    /// How much of a turn that others waited for is paid by its worker's word. New and suspected
-    /// workers show in a turn what they are. All of them together have a small part of the device
-    /// for it.
+    /// The part of a turn that others waited for which is charged by its worker's report alone. New and suspected
+    /// workers show in such turns what they are; together they have a small part of the device for it.
     fn on_its_word(&mut self, ns: u64, now: u64) -> u64 {
         let earned = share_of(now.saturating_sub(self.word_at), ON_WORD_PPM);
         self.word_at = now.max(self.word_at);
@@ -166,12 +163,12 @@ impl Trust {
         free
     }
 
-    /// What a session is charged on top of its word. While a dense session gets less than its share,
-    /// that is twice what is missing, but at most so much that it can still hold half of the time.
+    /// The charge of a session in addition to its reports. While a dense session gets less than its share, that is
+    /// twice the missing time, but at most so much that the session can still hold half of the time.
     fn more_ns(&self, finding: Finding, roster: &Roster) -> u64 {
         let Finding { session, unsaid_ns, charged_ns, held_ns, .. } = finding;
         let Some(account) = roster.account(session) else { return 0 };
-        // The word of one whose reports added up until now counts as much as another's.
+        // The reports of a session that have added up until now count as much as another's.
         let missing = self.doubts.get(&session).is_none_or(|doubt| doubt.missing_ns >= 0);
         let doubted = finding.took_turn || missing;
         let more_ns = if doubted { finding.more_ns } else { finding.slicing_ns };
@@ -182,7 +179,7 @@ impl Trust {
         unsaid_ns.saturating_mul(2).min(most.saturating_sub(charged_ns)).max(more_ns)
     }
 
-    /// Lets the session whose time of turns was over first share the device again.
+    /// Lets the session whose time of turns ended first overlap again.
     fn let_one_share(&mut self, roster: &mut Roster, now: u64) {
         if now < self.shares_at.max(self.watched_until) {
             return;
@@ -208,8 +205,7 @@ fn distrust(roster: &mut Roster, session: SessionId, distrusted: bool) {
     roster.members_mut(session).for_each(|worker| worker.density.distrust(distrusted));
 }
 
-/// Takes down, for each holder, whether it keeps a worker away that could begin a turn. Only those that fill the device
-/// keep each other away.
+/// Notes for each holder whether it excludes a worker that could begin a turn. Only dense workers exclude each other.
 pub(crate) fn note_who_waits(roster: &mut Roster, now: u64) {
     let waiting = two_that_wait(roster, now);
     roster.for_each_holder(|_, worker| {
@@ -220,7 +216,8 @@ pub(crate) fn note_who_waits(roster: &mut Roster, now: u64) {
     });
 }
 
-/// Two sessions that could begin a turn and are kept from it: they tell for each holder whether it keeps another one away.
+/// Two sessions that could begin a turn and are excluded; two suffice to tell for each holder whether it excludes
+/// another session.
 fn two_that_wait(roster: &Roster, now: u64) -> Vec<SessionId> {
     let keeps = |(_, worker, held): (_, &Worker, Held)| worker.is_dense() && !held.phase.passed;
     if !roster.holding().any(keeps) {

@@ -1,7 +1,7 @@
 //! The numbers by which the scheduler behaves, each with its unit, its reason, and the figure or test that needs it.
 //!
-//! Times are in nanoseconds, parts in millionths. What follows from another number is said as such, here or where it is
-//! used. A test (`tests/house.rs`) sees to it that there are no others, and no more than there were.
+//! Times are in nanoseconds, parts in millionths. Numbers that follow from others say so, here or where they are used.
+//! A test (`tests/house.rs`) checks that there are no others, and no more than there were.
 
 use std::ops::RangeInclusive;
 
@@ -11,55 +11,56 @@ const MS: u64 = 1_000_000;
 
 // Leases.
 
-/// What messages may take: so much of the time between two reports may be missing from them, and for so long after its
-/// poll a worker is assumed to be about to send the next one.
+/// Time that messages may take: this much may be missing between two reports, and for this long after its poll a worker
+/// is assumed to be about to send the next one.
 pub(crate) const MESSAGE_NS: u64 = 2 * MS;
-/// For how long after its end, or after the last report, a lease keeps others waiting. While work that it began runs on,
-/// reports come every 10 ms: a process that sends none was stopped, or lies.
+/// How long a lease keeps others waiting after its end, or after the last report. While its work runs on, reports come
+/// every 10 ms: a process that sends none was stopped, or lies.
 pub(crate) const GRACE_NS: u64 = 20 * MS;
-/// For how long after its end a lease keeps others waiting at most, whatever is reported. Longer work is left to the
-/// hardware's own slicing.
+/// How long a lease keeps others waiting after its end at most, whatever is reported. Longer work is left to the
+/// hardware's slicing.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 2_000 * MS;
-/// For how long after it was told to stop a worker keeps others waiting at most. What it has running is a batch: if that
-/// takes longer, slicing serves others better than waiting.
+/// How long a worker keeps others waiting after it was told to stop. Its running work is a batch: if that takes longer,
+/// slicing serves others better than waiting.
 pub(crate) const STOPPED_NS: u64 = 3 * MS;
-/// A session that has so much of its account saved up uses less than its share, a little at a time: it need not wait for
-/// the end of a turn (a server's p99 beside a training).
+/// A session that has saved up this part of its account uses less than its share, a little at a time, so it need not
+/// wait for the end of a turn (a server's p99 beside a training).
 pub(crate) const SAVED_UP_PPM: u64 = 500_000;
 
 // Classes.
 
-/// The shortest time between a worker's turns alone, and for how long a session that was found out takes turns at first.
+/// The shortest time between a worker's turns alone, and how long a session that was found out takes turns at first.
 pub(crate) const ALONE_EVERY_NS: u64 = 1_000 * MS;
-/// The time between turns alone doubles up to so many times while they show nothing new.
+/// The time between turns alone doubles up to this many times while they show nothing new.
 pub(crate) const LONGEST_REST: u64 = 8;
-/// After a turn alone, none is given on the device for this many times its length, only to make sure.
+/// After a turn alone, none is given on the device for this many times its length merely to re-check a class.
 pub(crate) const ALONE_SPACING: u64 = 20;
-/// A program whose use and backlog both change by so much does something else now. Where only one does, its co-holders
-/// are busier or less busy.
+/// A program whose use and backlog both change by this much has changed its behavior. If only one changes, its
+/// co-holders have become more or less busy.
 pub(crate) const NOTABLE_PPM: u64 = 150_000;
 
 // Reports that have to add up.
 
-/// An estimate is corrected by no more: what is further off was no estimate's error. The limiter takes a quarter more
-/// than its limit for possible, because estimates are multiplied by 0.8 at least.
+/// The range of an estimate's correction: a larger deviation is no estimation error. The limiter tolerates a quarter
+/// more than its limit, because estimates are multiplied by 0.8 at least.
 pub(crate) const CALIBRATION_PPM: RangeInclusive<u64> = 800_000..=1_500_000;
 
-/// How far figures may be off without any doubt, of the time.
+/// By how much figures may be off, as a part of the time, without raising any doubt.
 pub(crate) const ERROR_PPM: u64 = 50_000;
-/// What slicing may cost at most, as measured, of the time ...
+/// The most that slicing may cost, as measured, as a part of the time ...
 pub(crate) const SLICING_PPM: u64 = 220_000;
-/// ... and for each unit that those use who do not fill the device ...
+/// ... per unit of time that sparse sessions use ...
 pub(crate) const SLICING_TIMES: u64 = 2;
-/// ... and for each unit that one uses which fills the device.
+/// ... and per unit of time that a dense session uses.
 pub(crate) const SLICED_PPM: u64 = 400_000;
-/// What slicing leaves at least: of an equal slice to a holder with work queued, and of its solo speed to a holder whose
-/// account stays full. Slicing alone costs a sparse worker up to a tenth; keeping others away would cost them more than
-/// this worker gains.
+/// What slicing leaves at least: of an equal slice to a holder with work queued, and of its solo speed to a holder
+/// whose account stays full. Slicing alone costs a sparse worker up to a tenth; excluding others would cost them more
+/// than this worker gains.
 pub(crate) const SLICE_PPM: u64 = 850_000;
-/// So much device time has to be missing before a session is found out.
+/// How much device time has to be missing before a session is found out.
 pub(crate) const FOUND_OUT_NS: i64 = 15_000_000;
-/// Of all time, so much may be kept from others and paid by word: new and suspected workers show in a turn what they are.
+/// The part of all time that may be exclusive and charged by reports alone: new and suspected workers show in a turn
+/// what they are.
 pub(crate) const ON_WORD_PPM: u64 = 20_000;
 
 // Idle time.
@@ -76,18 +77,18 @@ pub(crate) const FILLING_PPM: u64 = 400_000;
 
 // These follow from others.
 
-/// The shortest lease, the shortest prolongation of one, and the shortest time in which an estimate's error is learned.
+/// The shortest lease, the shortest prolongation, and the shortest time in which an estimate's error is learned.
 pub(crate) const SHORTEST_REST_NS: u64 = SHORTEST_TURN_NS / 2;
-/// Time over which it is averaged for what part of it a worker holds the device.
+/// Averaging time for the part of it for which a worker holds the device.
 pub(crate) const HOLDS_OVER_NS: u64 = 5 * MEMORY_NS;
-/// The length of a span, over which reports have to add up: a comfortable turn. What adds up counts up to as much in a
-/// session's favour.
+/// The length of a span over which reports have to add up: a comfortable turn. Also the most that a session's good
+/// record counts in its favor.
 pub(crate) const SPAN_NS: u64 = COMFORTABLE_TURN_NS;
-/// For how long a session that was found out takes turns at most, and is remembered.
+/// The longest time for which a session that was found out takes turns and is remembered.
 pub(crate) const LONGEST_DOUBT_NS: u64 = LONGEST_REST * LONGEST_REST * ALONE_EVERY_NS;
-/// For how long a session that may share again is watched before the next one.
+/// How long a session that may overlap again is watched before the next one.
 pub(crate) const WATCHED_NS: u64 = 3 * PERIOD_NS;
-/// A session takes part in the division of an overcommitted device for so long after it last asked or held.
+/// How long a session takes part in the division of an overcommitted device after it last asked or held a lease.
 pub(crate) const ACTIVE_NS: u64 = 10 * PERIOD_NS;
-/// How often the length of rounds is set: within the shortest of them.
+/// How often the length of rounds is computed: within the shortest of them.
 pub(crate) const ROUNDS_EVERY_NS: u64 = PERIOD_NS / 20;

@@ -1,4 +1,4 @@
-//! How long leases and turns are.
+//! The lengths of leases and turns. `decision` and `together` ask for them.
 
 use limits::turns;
 
@@ -7,11 +7,11 @@ use crate::spare;
 use crate::tuning::SHORTEST_REST_NS;
 use crate::types::{Paid, SessionId, WHOLE, WorkerId};
 
-/// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
-/// for long enough to start a lease, or to go on with one.
+/// How long a lease the worker can pay for (ns), as of the last settlement. `None`: too short to start a lease, or to
+/// prolong one.
 pub(crate) fn length(roster: &Roster, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
     let (own, session) = roster.of(worker)?;
-    // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
+    // Beside a member that holds a lease, a sparse worker may start before it can pay for a whole turn.
     let joins = !own.is_dense() && roster.is_held_by(own.session);
     let kept_ns = match paid {
         Paid::Own => kept_for_a_turn(roster, own),
@@ -25,9 +25,8 @@ pub(crate) fn length(roster: &Roster, worker: WorkerId, paid: Paid, going_on: bo
     (length >= SHORTEST_REST_NS).then_some(length)
 }
 
-/// Guaranteed time that a sparse worker must not use. It is kept for the turn of a dense worker
-/// of the same session that was served longer ago: that one has to wait for other sessions as
-/// well.
+/// Guaranteed time that a sparse worker must not use (ns). It is kept for the turn of a dense worker of the same
+/// session that was served longer ago and also has to wait for other sessions.
 fn kept_for_a_turn(roster: &Roster, own: &Worker) -> u64 {
     if own.is_dense() {
         return 0;
@@ -39,8 +38,8 @@ fn kept_for_a_turn(roster: &Roster, own: &Worker) -> u64 {
     roster.account(own.session).filter(|_| waits).map_or(0, |account| account.entry_ns())
 }
 
-/// What the session will use of a lease's time, if this worker and the session's present
-/// holders hold.
+/// The part of a lease's time that the session will use, if this worker and the session's current holders hold, in
+/// millionths.
 fn drain_ppm(roster: &Roster, worker: WorkerId, own: &Worker) -> u64 {
     if own.is_dense() {
         return WHOLE;
@@ -53,7 +52,7 @@ fn drain_ppm(roster: &Roster, worker: WorkerId, own: &Worker) -> u64 {
     holders.fold(0u64, |sum, (_, member)| sum.saturating_add(used(member))).min(WHOLE)
 }
 
-/// Turns are for dense workers, which exclude each other. A sparse worker's lease only has a
+/// The longest lease (ns). Turns are for dense workers, which exclude each other. A sparse worker's lease only has a
 /// maximum: others may have to wait for its end if the worker turns out to be dense.
 pub(crate) fn longest(roster: &Roster, worker: WorkerId, paid: Paid, now: u64) -> u64 {
     let Some((own, session)) = roster.of(worker) else { return turns::LONGEST_LEASE_NS };
@@ -73,20 +72,20 @@ pub(crate) fn own_ns(roster: &Roster, worker: WorkerId) -> u64 {
     roster.of(worker).map_or(0, |(_, session)| session.account.order().full_turn_ns())
 }
 
-/// The length of a turn's lease. Work that runs past the lease's end belongs to the turn. While
-/// sparse workers hold as well, the lease is longer by as much as they slow this worker down:
-/// otherwise a session with a small share would not get its share.
+/// The length of a turn's lease (ns). Work that runs past the lease's end belongs to the turn. Beside sparse workers,
+/// the lease is longer by as much as they slow this worker down: otherwise a session with a small share would not get
+/// its share.
 fn beside_others(roster: &Roster, worker: WorkerId, own: &Worker, turn: u64) -> u64 {
     let alone = roster.present(worker).next().is_none();
     let rate = if alone { WHOLE } else { own.density.crowded_ppm().max(1) };
     let stretched = turn.saturating_mul(WHOLE) / rate;
     let turn = stretched.clamp(turn, turns::LONGEST_LEASE_NS.max(turn));
-    // With the work that runs past the lease.
+    // Including the work that runs past the lease.
     let lease = turn.saturating_sub(own.overrun_ns);
     lease.max(turns::SHORTEST_TURN_NS).min(turn)
 }
 
-/// What a worker's next lease can be paid from.
+/// The budget from which a worker's next lease can be paid.
 pub(crate) fn way_to_pay(
     roster: &Roster,
     worker: WorkerId,

@@ -2,19 +2,19 @@
 
 use limits::units::PPM_ONE;
 
-/// Names a session, within one scheduler's caller.
+/// Identifies a session within one caller of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// Names a worker, within one scheduler's caller.
+/// Identifies a worker within one caller of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// Names a lease; unique within one scheduler.
+/// Identifies a lease within one scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// What a lease is paid from.
+/// The budget from which a lease is paid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Paid {
     /// The guaranteed share.
@@ -23,28 +23,28 @@ pub enum Paid {
     Spare,
 }
 
-/// A worker may use the device from now on, or may go on using it.
+/// The permission for a worker to use the device from now on, or to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Which worker.
+    /// The worker.
     pub worker: WorkerId,
-    /// The lease's name in reports.
+    /// Identifies the lease in reports.
     pub lease: LeaseId,
     /// How long the worker may launch work from now on, in nanoseconds.
     pub length_ns: u64,
-    /// Whether another session's worker holds as well.
+    /// Whether another session's worker holds a lease as well.
     pub shared: bool,
-    /// Whether no other worker holds, or will hold while the lease lasts.
+    /// Whether no other worker holds a lease, or will while this one lasts.
     pub exclusive: bool,
 }
 
-/// A worker's report on its lease since its previous report. It cannot have held for longer than
-/// was measured here, nor used more than it held: what exceeds that is cut off.
+/// A worker's report on its lease since its previous report. A worker cannot have held the device for longer than was
+/// measured here, nor used more than it held; any excess is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The time that the report covers, in nanoseconds.
     pub held_ns: u64,
-    /// The part of it in which the worker estimates to have kept the device busy.
+    /// The part of it for which the worker estimates that it kept the device busy.
     pub estimated_ns: u64,
     /// The part of it in which the worker always had work queued.
     pub backlogged_ns: u64,
@@ -68,10 +68,10 @@ impl Told {
     }
 }
 
-/// A call that makes no sense in the scheduler's present state.
+/// A call that is invalid in the scheduler's present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// No such session has been added.
+    /// No such session was added.
     #[error("session {0:?} is not known")]
     UnknownSession(SessionId),
     /// No such worker has joined.
@@ -80,12 +80,12 @@ pub enum ScheduleError {
     /// A session with a share of zero can never be granted anything.
     #[error("a share must be at least one millionth")]
     NoShare,
-    /// A session without a limit does not ask.
+    /// A session without a compute limit does not ask.
     #[error("a session without a limit is not scheduled")]
     NotScheduled,
 }
 
-/// All of something, in millionths.
+/// One, in millionths.
 pub(crate) const WHOLE: u64 = PPM_ONE as u64;
 
 /// `ppm` millionths of a time.
@@ -93,7 +93,7 @@ pub(crate) fn share_of(ns: u64, ppm: u64) -> u64 {
     portion(ns, ppm, WHOLE)
 }
 
-/// `part` of `whole` of a time; nothing of nothing.
+/// `part` of `whole` of a time; 0 if `whole` is 0.
 pub(crate) fn portion(ns: u64, part: u64, whole: u64) -> u64 {
     let portion = (u128::from(ns) * u128::from(part)).checked_div(u128::from(whole));
     u64::try_from(portion.unwrap_or(0)).unwrap_or(u64::MAX)

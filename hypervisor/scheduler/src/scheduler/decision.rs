@@ -1,4 +1,5 @@
-//! Grants leases, prolongs them, and ends them early.
+//! Decisions: grants leases, prolongs them, and ends them early. The daemon calls [`Scheduler::decide`] after every
+//! change.
 
 use limits::turns::Handover;
 
@@ -13,7 +14,7 @@ use crate::tuning::{MESSAGE_NS, SHORTEST_REST_NS};
 use crate::turn;
 use crate::types::{Grant, LeaseId, Paid, SessionId, WorkerId};
 
-/// How a lease could go on.
+/// How a lease could be prolonged.
 pub(super) struct Longer {
     pub(super) paid: Paid,
     pub(super) length_ns: u64,
@@ -21,8 +22,7 @@ pub(super) struct Longer {
 }
 
 impl Scheduler {
-    /// Grants what can be granted now. To be called after every change and when
-    /// [`Self::next_deadline`] is reached.
+    /// Grants what can be granted now. Called after every change, and when [`Self::next_deadline`] is reached.
     pub fn decide(&mut self, now: u64) -> Vec<Grant> {
         self.revoke_overdue(now);
         self.alone.suspect(&mut self.roster, now);
@@ -32,7 +32,7 @@ impl Scheduler {
         self.stop_turns(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
-        // Guaranteed time goes first; spare time is what is left.
+        // Guaranteed time goes first; spare time is the rest.
         for paid in [Paid::Own, Paid::Spare] {
             for worker in self.candidates(&asking, paid, now) {
                 grants.extend(self.grant(worker, paid, now));
@@ -42,14 +42,14 @@ impl Scheduler {
         grants
     }
 
-    /// The worker has just reported and asks for its lease to go on. `None`: the worker has to stop
-    /// when the lease ends, drain, report and ask anew.
+    /// Prolongs a worker's lease, after its report. `None`: the worker has to stop when the lease ends, drain, report
+    /// and ask anew.
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
         let Longer { paid, length_ns, turn_ends_at } = self.longer(worker, lease, now)?;
         self.prolong(worker, paid, (now.saturating_add(length_ns), turn_ends_at), now)
     }
 
-    /// How a lease could go on.
+    /// How a lease could be prolonged; `None`: not at all.
     pub(super) fn longer(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Longer> {
         self.revoke_overdue(now);
         self.alone.suspect(&mut self.roster, now);
@@ -73,7 +73,7 @@ impl Scheduler {
             }
             // Spare time ends when a worker waits for guaranteed time.
             (Some(Paid::Own), Paid::Spare) => return None,
-            // Each gets one turn. A lease that began on the other budget was no such turn.
+            // Each session gets one turn. A lease that began on the other budget was no such turn.
             (Some(_), _) if paid == held.paid => held.turn_ends_at,
             (Some(_), _) => return None,
         };
@@ -86,7 +86,7 @@ impl Scheduler {
         (length_ns >= SHORTEST_REST_NS).then_some(Longer { paid, length_ns, turn_ends_at })
     }
 
-    /// Prolongs the lease that a worker holds, until then and for such a turn.
+    /// Prolongs the lease that a worker holds, until the given end and for the given turn.
     pub(super) fn prolong(
         &mut self,
         worker: WorkerId,
@@ -110,8 +110,8 @@ impl Scheduler {
         Some(self.granted(worker, held.lease, ends_at.saturating_sub(now), company))
     }
 
-    /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
-    /// or a lease that others wait for is over. `None`: only an event can change something.
+    /// When [`Self::decide`] has something to do without a new event (ns): a session has earned enough, or a lease that
+    /// others wait for is over. `None`: only an event can change something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if !self.roster.any_asks() {
             return None;
@@ -133,9 +133,8 @@ impl Scheduler {
         times.filter(|&at| at > now).min()
     }
 
-    /// The leases that end now, before the time that was granted. Each is named once. Their workers
-    /// are to be told at once; they report as ever. To be called with [`Self::decide`], after every
-    /// change.
+    /// The leases that end now, before the granted time. Each is returned once. Their workers have to be told at once;
+    /// they report as usual. Called with [`Self::decide`], after every change.
     pub fn to_stop(&mut self, now: u64) -> Vec<(WorkerId, LeaseId)> {
         self.stop_turns(now);
         core::mem::take(&mut self.stops)
@@ -168,14 +167,14 @@ impl Scheduler {
                 && held.revoke_if_overdue(now)
                 && worker.handover == Handover::InStream
             {
-                // Its gate may have been opened for it, and nobody be there to close it.
+                // Its gate may have been opened, and nobody may be left to close it.
                 stops.push((id, held.lease));
             }
         });
     }
 
-    /// The workers that ask, without those that certainly have to go on waiting, in the order of their sessions. One of
-    /// a session that has to go on waiting as a whole stands for it: its account is brought up to now.
+    /// The workers that ask, without those that certainly have to wait, in the order of their sessions. If a whole
+    /// session has to wait, one worker represents it, and its account is settled as of now.
     fn worth_a_look(&self, now: u64) -> Vec<(SessionId, WorkerId)> {
         // A dense worker holds the device.
         let taken = self.roster.holding().any(|(_, own, held)| held.counts() && own.is_dense());
@@ -194,7 +193,7 @@ impl Scheduler {
             let several = session.members.len() > 1;
             let sooner = session.holding > 0 || session.may_pay_sooner != [false; 2];
             if !can_wait || several && sooner {
-                // While it waits, others of its members may join those that hold.
+                // While one waits, other members may join the current holders.
                 asking.extend(worth);
             } else if several {
                 asking.extend(worth.next());
@@ -204,7 +203,7 @@ impl Scheduler {
         asking
     }
 
-    /// Those of `asking`, which is in the order of sessions, that can pay and would fit, in the order in which they are
+    /// The workers of `asking` (in the order of sessions) that can pay and would fit, in the order in which they are
     /// served.
     fn candidates(
         &mut self,
@@ -217,7 +216,7 @@ impl Scheduler {
         let mean = if asking.iter().any(joins) { self.roster.mean_virtual_time() } else { 0 };
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
         for members in asking.chunk_by(|(one, _), (other, _)| one == other) {
-            // What holds for a whole session is looked at once.
+            // Checks that concern a whole session are made once.
             let session = members.first().filter(|(session, _)| self.may_pay(*session, paid, now));
             for &(session, worker) in members.iter().filter(|_| session.is_some()) {
                 let fits = turn::length(&self.roster, worker, paid, false).is_some();
@@ -243,7 +242,7 @@ impl Scheduler {
         candidates.into_iter().map(|(.., worker)| worker).collect()
     }
 
-    /// Whether any worker of a session that asks may be able to pay. Brings its account up to now, unless that is known.
+    /// Whether any worker of a session that asks may be able to pay. Settles its account, unless the answer is known.
     fn may_pay(&mut self, session: SessionId, paid: Paid, now: u64) -> bool {
         let Some(state) = self.roster.session_mut(session) else { return false };
         if state.members.len() == 1 && state.account.not_before(paid) > now {
@@ -254,7 +253,7 @@ impl Scheduler {
             return false;
         }
         self.roster.settle(session, now);
-        // Beside a member that holds, others need less.
+        // Beside a member that holds a lease, others need less.
         if self.roster.is_held_by(session) {
             return true;
         }
@@ -284,7 +283,7 @@ impl Scheduler {
         self.grant_until_end(worker, paid, ends, now)
     }
 
-    /// Grants a worker that asks a lease until then, and for such a turn.
+    /// Grants a worker that asks a lease until the given end, and for the given turn.
     pub(super) fn grant_until_end(
         &mut self,
         worker: WorkerId,
@@ -312,20 +311,19 @@ impl Scheduler {
         Grant { worker, lease, length_ns, shared: company.shared, exclusive }
     }
 
-    /// Whether this worker may hold beside the present holders.
+    /// Whether this worker may hold a lease beside the current holders.
     pub(super) fn fits(&self, worker: WorkerId) -> bool {
         if self.suspended || self.alone.keep_away(&self.roster, worker) {
             return false;
         }
         let Some(own) = self.roster.worker(worker) else { return true };
-        // A suspected worker has to begin alone. One that holds already may go on: its co-holders
-        // are not prolonged.
+        // A suspected worker has to begin alone. One that already holds may continue: its co-holders are not prolonged.
         let alone = own.density.is_suspected() && own.held.is_none();
         !(own.is_dense() && self.roster.present(worker).any(|other| alone || other.is_dense()))
     }
 
-    /// Whether a lease may be longer than its worker's turn: nobody waits, and who comes to wait need
-    /// not do so for longer than the turn.
+    /// Whether a lease may be longer than its worker's turn: no other session waits, and one that comes later need not
+    /// wait for longer than the turn.
     fn is_free(&self, worker: WorkerId, now: u64) -> bool {
         let Some(own) = self.roster.worker(worker) else { return false };
         own.handover == Handover::InStream
@@ -334,7 +332,7 @@ impl Scheduler {
             && strongest_waiting(&self.roster, worker, MESSAGE_NS, now).is_none()
     }
 
-    /// How long a worker may hold the device before it is another session's.
+    /// How long a worker may hold the device before it is reserved for another session (ns).
     fn until_reserved(&self, worker: WorkerId, now: u64) -> u64 {
         let own = self.roster.worker(worker).filter(|own| own.is_dense());
         match (self.reserved, own) {

@@ -1,4 +1,5 @@
-//! Reports, and what is charged for the time that none covers.
+//! Reports: what is charged for them, and for time without one. The daemon passes each worker's report to
+//! [`Scheduler::report`].
 
 use crate::audit::Claim;
 use crate::density::Interval;
@@ -8,12 +9,12 @@ use crate::scheduler::Scheduler;
 use crate::tuning::MESSAGE_NS;
 use crate::types::{LeaseId, Paid, ScheduleError, SessionId, Told, WorkerId, share_of};
 
-/// What a report on a lease says, as far as it is believed.
+/// A report on a lease, as far as it is trusted.
 struct Said {
     told: Told,
-    /// The estimate, corrected by what is known of the worker's estimates.
+    /// The estimate, corrected by the known error of the worker's estimates (ns).
     calibrated_ns: u64,
-    /// What it used if it had the device to itself.
+    /// The use if the worker had the device to itself (ns).
     alone_ns: u64,
 }
 
@@ -23,7 +24,8 @@ impl Said {
         Self { told, calibrated_ns, alone_ns: told.estimated_ns.max(told.backlogged_ns) }
     }
 
-    /// Learns the worker's class. What was kept because nobody waited says nothing of how the device would be used.
+    /// The interval from which the worker's class is learned. Time in which the lease was kept because nobody waited
+    /// says nothing about the worker's use of the device.
     fn teach(&self, worker: &mut Worker, held: Held, now: u64) {
         let company = held.company;
         let worked_ns = if company.others > 0 { self.calibrated_ns } else { self.alone_ns };
@@ -39,8 +41,8 @@ impl Said {
 }
 
 impl Scheduler {
-    /// The worker reports how it used its lease since its last report. Returns whether it holds, or
-    /// held, that lease: a late or repeated report changes nothing.
+    /// Records a worker's use of its lease since its last report. Returns whether it holds, or held, that lease: a late
+    /// or repeated report changes nothing.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
@@ -83,7 +85,7 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// What is charged for a report, and what it says beside those of others.
+    /// The charge for a report, and its claim for the audit.
     fn used(
         &self,
         worker: WorkerId,
@@ -103,7 +105,7 @@ impl Scheduler {
             // Others went on without this worker, so its report about that time does not count.
             held.unreported_ns(now)
         } else if self.trust.is_found_out(session) || !shared && self.roster.is_of_several(worker) {
-            // A gang keeps others off all of its devices, whichever of them works.
+            // A gang excludes others from all of its devices, whichever of them works.
             measured
         } else {
             said_ns
@@ -119,8 +121,8 @@ impl Scheduler {
         (charged_ns, claim)
     }
 
-    /// The worker says that it used the device outside of leases, because work of its session on another device waited
-    /// for it. No more counts than the time since its last lease.
+    /// Charges a worker's reported use of the device outside of leases, for work that its session's work on another
+    /// device waited for. At most the time since its last lease counts.
     pub fn used_outside(&mut self, worker: WorkerId, used_ns: u64, now: u64) {
         let Some(own) = self.roster.worker(worker).filter(|own| own.held.is_none()) else {
             return;
@@ -131,17 +133,16 @@ impl Scheduler {
         self.settle_of(worker, now);
     }
 
-    /// The worker says how much it had queued when its last lease ended. A program that waits for its results has now
-    /// more of it and now less: what counts is the most lately.
+    /// Records how much work a worker had queued when its last lease ended. A program that waits for its results has
+    /// varying amounts, so the recent maximum counts.
     pub fn has_queued(&mut self, worker: WorkerId, queued_ns: u64) {
         if let Some(own) = self.roster.worker_mut(worker) {
             own.queued_ns = queued_ns.max(own.queued_ns - own.queued_ns / 8);
         }
     }
 
-    /// The worker says that all work of its lease is done. Others go on at once. Its session pays
-    /// until the report comes, which is awaited as that of a lease that was stopped. Returns whether
-    /// the worker holds the lease.
+    /// Records that a worker says that all work of its lease is done. Others continue at once. Its session pays until
+    /// the report arrives, which is awaited like that of a stopped lease. Returns whether the worker holds the lease.
     pub fn ended(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> bool {
         let Some(own) = self.roster.worker_mut(worker) else { return false };
         let Some(held) = own.held.as_mut().filter(|held| held.lease == lease) else {
@@ -156,7 +157,7 @@ impl Scheduler {
         true
     }
 
-    /// A grant has not reached its worker: it was not used, and costs nothing.
+    /// Takes back a grant that has not reached its worker: it was not used, and costs nothing.
     pub fn take_back(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(held) = self.roster.held_mut(worker).filter(|held| held.lease == lease) {
             held.told_at = now;
@@ -164,7 +165,7 @@ impl Scheduler {
         }
     }
 
-    /// A lease ends without a report: all of the time until now is charged.
+    /// Ends a lease without a report: all of the time until now is charged.
     pub fn end_unreported(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
         if self.roster.held(worker).is_some_and(|held| held.lease == lease) {
             self.stop(worker, now);

@@ -1,5 +1,5 @@
-//! A session's part of one device that it uses together with others. When it gets leases there is decided for all
-//! of its devices at once: see [`crate::Gangs`].
+//! One device's part of a gang. [`crate::Gangs`] decides for all devices of the gang at once when it gets leases, and
+//! uses these methods.
 
 use crate::roster::Worker;
 use crate::scheduler::Scheduler;
@@ -9,12 +9,12 @@ use crate::tuning::SHORTEST_REST_NS;
 use crate::turn;
 use crate::types::{Grant, LeaseId, Paid, SessionId, WorkerId};
 
-/// What a session that asks could have of a device.
+/// What a gang that asks could get on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// For how long it could hold the device. `None`: it cannot pay for a turn yet, or nothing is granted.
+    /// How long it could hold the device (ns). `None`: it cannot pay for a turn yet, or nothing is granted.
     pub(crate) length_ns: Option<u64>,
-    /// How long its turn would be. Its lease is prolonged until then.
+    /// The length of its turn, until which its lease is prolonged (ns).
     pub(crate) turn_ns: u64,
     /// Whether it is next, by its virtual deadline.
     pub(crate) is_next: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Offer {
 }
 
 impl Scheduler {
-    /// From now on the session's leases are granted by [`Self::grant_until`], or are not any more.
+    /// Sets whether the session's leases are granted by [`Self::grant_until`].
     pub(crate) fn set_together(&mut self, session: SessionId, together: bool) {
         let own = self.roster.session_mut(session).filter(|own| own.together != together);
         let Some(own) = own else { return };
@@ -39,14 +39,15 @@ impl Scheduler {
         members.filter(|own| own.held.is_some() || own.charged_ns > 0)
     }
 
-    /// Whether a worker of the session fills the device, by itself; of those that have used it, if any has.
+    /// Whether a worker of the session fills the device by itself. Only workers that have used the device count, if
+    /// there are any.
     pub(crate) fn is_filled_by(&self, session: SessionId) -> bool {
         let mut users = self.users(session).peekable();
         users.peek().is_none() || users.any(|worker| worker.density.fills())
     }
 
-    /// Whether a worker of the session keeps the device busy for longer than the session is guaranteed, as far as is known,
-    /// beside a worker that fills the device, of a session that uses it by itself, and wants it or did so just now.
+    /// Whether a worker of the session is known to keep the device busy for longer than its guarantee, beside a worker
+    /// that fills the device, belongs to a session that is not a gang, and wants the device or did so just now.
     pub(crate) fn is_crowded_for(&self, session: SessionId, now: u64) -> bool {
         let share = self.roster.account(session).map_or(0, |account| account.guaranteed_ppm());
         let fills_it = |(id, other): (WorkerId, &Worker)| {
@@ -58,7 +59,7 @@ impl Scheduler {
             && self.roster.workers().any(fills_it)
     }
 
-    /// The session takes part in rounds of this length at most.
+    /// Sets the longest rounds in which the session takes part.
     pub(crate) fn set_longest_round(&mut self, session: SessionId, round_ns: u64) {
         if let Some(own) = self.roster.session_mut(session) {
             own.account.order_mut().set_longest_round(round_ns);
@@ -70,25 +71,25 @@ impl Scheduler {
         self.roster.is_held_by(session)
     }
 
-    /// The session's workers take turns although they are sparse, or do not.
+    /// Sets whether the session's workers take turns although they are sparse.
     pub(crate) fn set_among_dense(&mut self, session: SessionId, among_dense: bool) {
         let members = self.roster.members_mut(session);
         members.for_each(|worker| worker.density.set_among_dense(among_dense));
     }
 
-    /// Whether another session holds beside this one, or did so since it reported.
+    /// Whether another session holds a lease beside this one, or did so since its last report.
     pub(crate) fn is_shared_by(&self, session: SessionId) -> bool {
         let mut held = self.roster.members(session).filter_map(|(_, worker)| worker.held);
         held.any(|held| held.company.shared)
     }
 
-    /// The session holds beside another one, here or on another of its devices.
+    /// Notes that the session holds leases beside another one, here or on another of its devices.
     pub(crate) fn set_shared(&mut self, session: SessionId) {
         let held = self.roster.members_mut(session).filter_map(|worker| worker.held.as_mut());
         held.for_each(|held| held.company.shared = true);
     }
 
-    /// When the leases of others end that the session would have to wait for.
+    /// The latest end of the leases that the session would have to wait for (ns).
     pub(crate) fn others_end_at(&self, session: SessionId) -> u64 {
         let others = self
             .roster
@@ -103,7 +104,7 @@ impl Scheduler {
         self.alone.begin(&members, &mut self.roster, now);
     }
 
-    /// What the session could have now. `None`: none of its workers asks.
+    /// What the session could get now. `None`: none of its workers asks.
     pub(crate) fn offer(&mut self, session: SessionId, now: u64) -> Option<Offer> {
         self.revoke_overdue(now);
         let asking = self.roster.members(session).filter(|(_, own)| own.asks);
@@ -117,7 +118,7 @@ impl Scheduler {
         Some(Offer { length_ns: length, turn_ns, is_next, is_free: self.fits(worker) })
     }
 
-    /// Grants leases, all until one moment of one turn, to the workers of the session that ask and may hold now.
+    /// Grants leases of one turn with the same end to the workers of the session that ask and may hold now.
     pub(crate) fn grant_until(
         &mut self,
         session: SessionId,
@@ -133,7 +134,7 @@ impl Scheduler {
         for worker in asking {
             self.roster.settle(session, now);
             if self.fits(worker) {
-                // Who joins the others may do so although it could not begin by itself.
+                // A worker may join the others even if it could not begin by itself.
                 let way = self.way_to_pay(worker, session, now);
                 let paid = way.map_or(Paid::Own, |(paid, _)| paid);
                 grants.extend(self.grant_until_end(worker, paid, ends, now));
@@ -142,7 +143,7 @@ impl Scheduler {
         grants
     }
 
-    /// For how long all leases of the session could go on, and until when their turn lasts. `None`: not at all.
+    /// How long each lease of the session could be prolonged, and until when its turn lasts. `None`: not at all.
     pub(crate) fn could_go_on(&mut self, session: SessionId, now: u64) -> Option<Vec<(u64, u64)>> {
         let leases = self.leases_of(session);
         let longer = |(worker, lease)| {

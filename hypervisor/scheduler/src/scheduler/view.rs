@@ -1,4 +1,4 @@
-//! What a scheduler shows of itself.
+//! A scheduler's state for display: the daemon's API and metrics read it.
 
 use limits::ComputeLimit;
 
@@ -13,51 +13,51 @@ use crate::types::{LeaseId, Paid, SessionId, WorkerId};
 pub struct DeviceView {
     /// All sessions, by id.
     pub sessions: Vec<SessionView>,
-    /// All leases that are held, with the revoked ones.
+    /// All leases that are held, including revoked ones.
     pub leases: Vec<LeaseView>,
 }
 
 /// A session's state on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionView {
-    /// Which session.
+    /// The session.
     pub session: SessionId,
-    /// What it may take.
+    /// Its quota.
     pub quota: ComputeLimit,
-    /// Guaranteed time that it may still use, in nanoseconds. Negative: it owes time.
+    /// Guaranteed time that it may still use, in nanoseconds; negative: it owes time.
     pub balance_ns: i64,
-    /// The same, and what is left below its ceiling.
+    /// Its balances, with the time that is left below its burst limit.
     pub left: SavedBalance,
     /// All time charged since it was added, in nanoseconds.
     pub charged_ns: u64,
-    /// The part of it that was reported or measured. Unlike the rest, no report lowers it any more.
+    /// The part of `charged_ns` that was reported or measured, which no report can lower any more.
     pub settled_ns: u64,
-    /// The part of it that was spare.
+    /// The part of `charged_ns` that was spare.
     pub spare_ns: u64,
-    /// The share of the device's time that it was charged in the last ten seconds, or since it was added, in millionths.
+    /// The share of the device's time charged in the last ten seconds, or since the session was added, in millionths.
     pub recent_ppm: Option<u32>,
-    /// The same since it was added.
+    /// The share of the device's time charged since the session was added, in millionths.
     pub mean_ppm: Option<u32>,
-    /// The utilization of its densest worker, in millionths. `None`: not known yet.
+    /// The utilization of its densest worker, in millionths; `None`: not known yet.
     pub density_ppm: Option<u64>,
     /// Dense if one of its workers is dense, or may be.
     pub class: Class,
     /// Whether one of its workers asks.
     pub asks: bool,
-    /// Whether it is granted nothing for the time being.
+    /// Whether it is frozen.
     pub frozen: bool,
 }
 
 /// A lease that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseView {
-    /// Which lease.
+    /// The lease.
     pub lease: LeaseId,
-    /// Whose.
+    /// Its worker.
     pub worker: WorkerId,
-    /// Of which session.
+    /// The worker's session.
     pub session: SessionId,
-    /// What it is paid from.
+    /// The budget from which it is paid.
     pub paid: Paid,
     /// How long it has been held, in nanoseconds.
     pub held_ns: u64,
@@ -65,10 +65,10 @@ pub struct LeaseView {
     pub revoked: bool,
 }
 
-/// What a worker does on the device.
+/// A worker's state on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// It neither holds nor asks.
+    /// It neither holds a lease nor asks.
     Idle,
     /// It asks.
     Asking,
@@ -79,7 +79,7 @@ pub enum WorkerState {
 }
 
 impl Scheduler {
-    /// What a worker does.
+    /// A worker's state.
     pub fn state_of(&self, worker: WorkerId) -> WorkerState {
         let Some(own) = self.roster.worker(worker) else { return WorkerState::Idle };
         match own.held {
@@ -90,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    /// All time that a worker has been charged since it joined, as far as it was reported, in nanoseconds.
+    /// All reported time charged to a worker since it joined, in nanoseconds.
     pub fn charged_to(&self, worker: WorkerId) -> u64 {
         self.roster.worker(worker).map_or(0, |worker| worker.charged_ns)
     }
