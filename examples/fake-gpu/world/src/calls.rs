@@ -1,4 +1,4 @@
-//! Calls at the daemon, and what it does then.
+//! Calls from governors to the daemon, and the daemon's reactions. The world calls this when a message arrives.
 
 use scheduler::{Grant, LeaseId};
 
@@ -11,7 +11,7 @@ use crate::world::World;
 const MS: u64 = 1_000_000;
 /// The daemon reads its clock at least this often while it is in use.
 const TICK_NS: u64 = 50 * MS;
-/// A store into a gate page reaches streams, or a governor that sleeps on it.
+/// How long a store into a gate page takes to reach streams, or a governor that sleeps on it.
 const STORE_NS: u64 = 10_000;
 
 impl World {
@@ -67,7 +67,7 @@ impl World {
         self.plan(self.now + way, Event::Answers(g, call, Answer::NotYet(withheld)));
     }
 
-    /// The daemon takes back a lease that its caller does not use.
+    /// Returns a lease that its caller does not use to the daemon.
     pub(crate) fn give_back(&mut self, (worker, device): Gate, lease: LeaseId, opened: bool) {
         let now = self.now;
         let scheduler = self.daemon.as_mut().and_then(|daemon| daemon.schedulers.get_mut(&device));
@@ -86,7 +86,7 @@ impl World {
         process.governors.iter().copied().find(|&g| self.governors[g].device == device)
     }
 
-    /// The daemon decides.
+    /// Lets the daemon decide, and plans what follows from its decisions.
     pub(crate) fn decide(&mut self) {
         let now = self.now;
         let Some(daemon) = &mut self.daemon else { return };
@@ -145,7 +145,7 @@ impl World {
         );
     }
 
-    /// The daemon's store has opened a gate in streams: work begins before the answer is there.
+    /// The daemon's store has opened a gate in streams: work begins before the answer arrives.
     pub(crate) fn gate_opens(&mut self, g: usize, lease: LeaseId) {
         let governor = &mut self.governors[g];
         if governor.phase == Phase::Asking && governor.closed != Some(lease) {

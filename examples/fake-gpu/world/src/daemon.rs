@@ -1,6 +1,6 @@
-//! The daemon: today's schedulers and gangs, and what its core does around them.
+//! A model of the daemon around the product's own schedulers and gangs: registrations, waiting calls, gate pages.
 //!
-//! Messages, polls and their ends are the world's matter. So are the gate pages, which both sides write.
+//! Messages and polls are modelled by the world, and so are the gate pages, which both sides write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,27 +11,27 @@ use scheduler::{Class, Gangs, Grant, LeaseId, SavedBalance, Scheduler, SessionId
 /// A process's gate on a device.
 pub(crate) type Gate = (WorkerId, u32);
 
-/// What a process's gate page says of one device.
+/// A process's gate page for one device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GatePage {
     /// The lease that may be kept while it is not used.
     pub(crate) may_keep: Option<LeaseId>,
-    /// The lease that is kept, and not used.
+    /// The lease that is kept and not used.
     pub(crate) rests: Option<LeaseId>,
 }
 
 /// What the daemon does after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A call is answered with a lease.
+    /// Answers a call with a lease.
     Grant(u32, Grant),
-    /// A lease ends early: its gate is closed.
+    /// Ends a lease early by closing its gate.
     Stop(Gate, LeaseId),
-    /// A process may keep a lease, or may not any more.
+    /// Tells a process whether it may keep a lease.
     Keep(Gate, LeaseId, bool),
 }
 
-/// What a registration says.
+/// The contents of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) session: SessionId,
@@ -39,33 +39,33 @@ pub(crate) struct Registration {
     pub(crate) in_stream: bool,
 }
 
-/// A session's account on a device, for the next daemon.
+/// The saved accounts of sessions on devices, for the next daemon.
 pub(crate) type Saved = BTreeMap<(SessionId, u32), SavedBalance>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Daemon {
     pub(crate) schedulers: BTreeMap<u32, Scheduler>,
     gangs: Gangs<u32>,
-    /// The devices that a session uses together.
+    /// The devices that each session uses together.
     together: BTreeMap<SessionId, BTreeSet<u32>>,
-    /// The calls that wait, by the number of each.
+    /// The waiting calls, by gate, with their numbers.
     waiting: BTreeMap<Gate, u64>,
     registered: BTreeSet<Gate>,
     frozen: BTreeSet<SessionId>,
     suspended: BTreeSet<u32>,
-    /// Who got a lease beside one that it excludes.
+    /// A gate that got a lease beside a worker that excludes it.
     pub(crate) beside: Option<(Gate, WorkerId)>,
-    /// From before a restart, as of when.
+    /// Accounts from before a restart, and their time.
     saved: Option<(Saved, u64)>,
 }
 
 impl Daemon {
-    /// Goes on where another one was.
+    /// A daemon that continues where another one ended.
     pub(crate) fn restored(saved: Saved, at: u64, frozen: BTreeSet<SessionId>) -> Self {
         Self { saved: Some((saved, at)), frozen, ..Self::default() }
     }
 
-    /// What has to survive it.
+    /// The state that survives a restart.
     pub(crate) fn save(&mut self, now: u64) -> (Saved, BTreeSet<SessionId>) {
         let mut saved = Saved::new();
         for (&device, scheduler) in &mut self.schedulers {
@@ -87,7 +87,7 @@ impl Daemon {
             scheduler.suspend(now);
         }
         scheduler.leave(worker, now);
-        // Neither fails: the quota is in range, and the session is there.
+        // Neither fails: the quota is in range, and the session exists.
         let _ = scheduler.set_session(session, quota, now);
         if let Some((saved, at)) = &mut self.saved
             && let Some(left) = saved.remove(&(session, device))
@@ -125,7 +125,7 @@ impl Daemon {
         }
     }
 
-    /// A process has ended.
+    /// Removes a process that has ended.
     pub(crate) fn leave(&mut self, worker: WorkerId, session: SessionId, now: u64) {
         self.registered.retain(|(other, _)| *other != worker);
         self.waiting.retain(|(other, _), _| *other != worker);
@@ -155,7 +155,7 @@ impl Daemon {
         }
     }
 
-    /// A call waits for a lease. `call` is its number.
+    /// Records that call number `call` waits for a lease.
     pub(crate) fn ask(&mut self, gate: Gate, call: u64, now: u64) {
         if let Some(scheduler) = self.schedulers.get_mut(&gate.1) {
             let _ = scheduler.ask(gate.0, now);
@@ -163,7 +163,7 @@ impl Daemon {
         }
     }
 
-    /// A call has waited for long enough. Whether it still waited.
+    /// Ends the wait of a call whose time is over. Returns whether it still waited.
     pub(crate) fn give_up(&mut self, gate: Gate, call: u64, now: u64) -> bool {
         let waits = self.waiting.get(&gate) == Some(&call);
         if waits {
@@ -190,7 +190,7 @@ impl Daemon {
         Some(renewed)
     }
 
-    /// The gate page says that a lease is over.
+    /// The gate page reports that a lease is over.
     pub(crate) fn ended(&mut self, (worker, device): Gate, lease: LeaseId, now: u64) {
         if let Some(scheduler) = self.schedulers.get_mut(&device) {
             scheduler.ended(worker, lease, now);
@@ -226,8 +226,8 @@ impl Daemon {
         self.frozen.contains(&session) || self.suspended.contains(&device)
     }
 
-    /// Ends leases early and hands out those that can be granted. A grant that no call takes is given back, and the
-    /// schedulers decide again.
+    /// Ends leases early and grants what can be granted. A grant that no call takes is taken back, and the schedulers
+    /// decide again.
     pub(crate) fn decide(&mut self, pages: &mut BTreeMap<Gate, GatePage>, now: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.say_who_keeps(pages, &mut effects, now);
@@ -265,7 +265,7 @@ impl Daemon {
         effects
     }
 
-    /// Tells processes whether they may keep their leases. What one keeps and does not use is over once somebody waits.
+    /// Tells processes whether they may keep their leases. A lease that is kept unused is over once somebody waits.
     fn say_who_keeps(
         &mut self,
         pages: &mut BTreeMap<Gate, GatePage>,
@@ -291,7 +291,7 @@ impl Daemon {
     }
 }
 
-/// Another worker that takes turns and holds the device, beside one that has just got a lease and takes turns.
+/// Another worker that takes turns and holds the device, beside a worker that has just got a lease and takes turns.
 fn holds_beside(scheduler: &Scheduler, worker: WorkerId) -> Option<WorkerId> {
     let dense = || scheduler.holders().filter(|(_, class)| *class == Class::Dense);
     dense().find(|&(id, _)| id == worker)?;

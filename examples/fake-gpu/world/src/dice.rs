@@ -1,11 +1,11 @@
 //! Random numbers from a seed.
 
-/// Random numbers (splitmix64).
+/// A generator of random numbers (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same numbers for the same seed.
+    /// Makes a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -35,7 +35,7 @@ impl Dice {
         values[self.up_to(values.len() as u64 - 1) as usize]
     }
 
-    /// The time until something happens that happens once in `mean` at random.
+    /// The time until the next of random events that happen once in `mean` on average.
     pub fn random_time(&mut self, mean: u64) -> u64 {
         let chance = (self.up_to(1 << 40) + 1) as f64 / (1u64 << 40) as f64;
         (-chance.ln() * mean as f64) as u64

@@ -1,4 +1,4 @@
-//! What passes a gate, and what the device has done of it.
+//! What passes a gate, and how far the device is with it. Models `lane` and `gate` of the limiter.
 
 use fake_node::layout::{Kind as OpKind, Op};
 use limiter_core::tuning::LEAST_OUTSTANDING_NS;
@@ -7,16 +7,16 @@ use crate::node::{Begun, Event, Governor, Kind, Phase, Thread};
 use crate::world::World;
 
 const MS: u64 = 1_000_000;
-/// What may be queued ahead of a closed gate in a stream.
+/// The most that may be queued ahead of a closed gate in a stream.
 const AHEAD_NS: u64 = 100 * MS;
 const AHEAD_LAUNCHES: usize = 900;
-/// How long a device whose lease has ended may go on to launch what work on other devices waits for, and how long it may
-/// when it is called.
+/// How long a device whose lease has ended may continue to launch what other devices' work waits for: after its lease,
+/// and when it is called.
 const CATCH_UP_NS: u64 = 15 * MS;
 const CALL_NS: u64 = 20 * MS;
 
 impl World {
-    /// Work stands still at a closed gate: it may wait for what its program would launch next. Opens the gate for a moment.
+    /// Opens a closed gate for a moment, because stuck work may wait for its program's next launches.
     pub(crate) fn glimpse(&mut self, g: usize) {
         let governor = &mut self.governors[g];
         governor.dependent = true;
@@ -26,8 +26,8 @@ impl World {
         self.governors[g].gate_open = false;
     }
 
-    /// Whether a device that has begun fewer collectives than another of its process may go on without a lease: for a
-    /// while after the end of its lease, and when it is called.
+    /// Whether a device that has begun fewer collectives than another one of its process may continue without a lease:
+    /// for a while after the end of its lease, and when it is called.
     fn catches_up(&self, g: usize) -> bool {
         let own = &self.governors[g];
         let just_ended = own.phase == Phase::Draining && self.now < own.closed_at + CATCH_UP_NS;
@@ -38,7 +38,7 @@ impl World {
         peers.iter().any(|&peer| self.governors[peer].collectives > own.collectives)
     }
 
-    /// A collective that has begun stands still: the other devices may go on that are to begin it.
+    /// Lets the other devices continue that have yet to begin a collective which is stuck here.
     pub(crate) fn call_others(&mut self, g: usize) {
         if !self.devices.spins(self.governors[g].stream) {
             return;
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// Lets through the gate what may pass.
+    /// Lets work pass the gate as far as it may.
     pub(crate) fn pump(&mut self, g: usize) {
         let now = self.now;
         let mut begun_collective = false;
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Takes note of what the device has done.
+    /// Records what the device has done.
     pub(crate) fn settle(&mut self, g: usize) -> bool {
         let governor = &mut self.governors[g];
         let before = governor.begun.len();
@@ -114,7 +114,7 @@ impl World {
         ended
     }
 
-    /// Work is under way, or none is.
+    /// Records whether work is under way.
     fn note_busy(&mut self, g: usize) {
         let governor = &mut self.governors[g];
         let busy =
@@ -127,7 +127,7 @@ impl World {
                 if governor.tenure.is_none() && !governor.gate_open {
                     governor.outside_ns += self.now - from;
                     if governor.phase == Phase::Asking {
-                        // One that may be called asks again within 3 ms.
+                        // A governor that others may call asks again within 3 ms.
                         self.tell(g, None);
                     }
                 }
@@ -157,7 +157,7 @@ impl World {
     }
 }
 
-/// Whether so much more may be outstanding. With a gate in streams what has begun ends before the gate is closed.
+/// Whether more work may be outstanding. With a gate in streams, work that has begun ends before the gate is closed.
 fn has_room(governor: &Governor, now: u64) -> bool {
     if governor.begun.is_empty() {
         return true;

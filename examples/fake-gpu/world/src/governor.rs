@@ -1,8 +1,8 @@
-//! A process's limiter on one device: what its governor does at each moment, and what passes its gate.
+//! A process's limiter on one device: what its governor does at each moment.
 //!
-//! Looks, renewals, patience, use, estimates' room and the back-off from a daemon that is gone are `limiter-core`'s; the
-//! own account is the page's ledger. How a governor waits for an answer, and what it does around a drain, is written down
-//! here as `governor` and `account` of the limiter do it: these still need threads and the driver.
+//! Checks, renewals, patience, use, outstanding work and the back-off from a daemon that is gone are `limiter-core`'s;
+//! the own account is the page's ledger. How a governor waits for an answer, and what it does around a drain, is
+//! modelled here after `governor` and `account` of the limiter, which need threads and the driver.
 
 use limiter_core::tuning::LONGEST_LOOK_NS;
 use limiter_core::{Absence, Lease, Tenure, Usage, Used};
@@ -16,24 +16,24 @@ use crate::world::World;
 
 const MS: u64 = 1_000_000;
 const US: u64 = 1_000;
-/// As in the limiter: how long a question may stay open, how much longer its answer may take, and how long one may take
-/// that is due at once.
+/// As in the limiter: how long a request may stay open, how much later its answer may come, and how long an answer that
+/// is due at once may take.
 pub(crate) const POLL_NS: u64 = 15 * MS;
 const GRACE_NS: u64 = 20 * MS;
 const AT_ONCE_NS: u64 = 25 * MS;
-/// How often a waiting governor looks around.
+/// How often a waiting governor checks whether it is still wanted.
 const LOOK_NS: u64 = 10 * MS;
-/// How often the account is told of work that still runs.
+/// How often the use by work that still runs is reported.
 const TELL_NS: u64 = 10 * MS;
-/// How often it looks whether all is done.
+/// How often a drain checks whether all work is done.
 const DRAIN_LOOK_NS: u64 = 30 * US;
-/// How long a collective stands still before other devices are called.
+/// How long a collective is stuck before other devices are called.
 const STUCK_SOON_NS: u64 = 2 * MS;
-/// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that thread: first, and
-/// when it was so before.
+/// How long work may stand still while a thread waits at the gate, before it is assumed to wait for that thread: at
+/// first, and if that was so recently.
 const STUCK_NS: u64 = 1_000 * MS;
 const STUCK_AGAIN_NS: u64 = 50 * MS;
-/// What it takes the daemon to see a gate page.
+/// How long the daemon takes to see a change of a gate page.
 pub(crate) const PAGE_NS: u64 = 50 * US;
 
 impl World {
@@ -48,14 +48,14 @@ impl World {
         }
     }
 
-    /// Work has come to wait at a gate.
+    /// Work has arrived at a gate.
     pub(crate) fn want(&mut self, g: usize) {
         if self.governors[g].phase == Phase::Idle && self.governors[g].is_wanted() {
             self.ask(g);
         }
     }
 
-    /// Asks for a lease: the daemon, or the own account if that is gone.
+    /// Asks for a lease: the daemon, or the own account if the daemon is gone.
     fn ask(&mut self, g: usize) {
         let now = self.now;
         if self.governors[g].absence.is_some() {
@@ -93,18 +93,18 @@ impl World {
         let governor = &mut self.governors[g];
         let absence = governor.absence.get_or_insert(Absence::begin(now));
         absence.fails(now, false);
-        // A late answer is to be taken for none.
+        // Ignore a late answer.
         governor.call += 1;
         match governor.phase {
             Phase::Asking => {
                 if governor.gate_open {
-                    // The daemon has opened it, and its answer does not come: the lease goes back.
+                    // The daemon has opened the gate, but its answer does not come: the lease is returned.
                     governor.gate_open = false;
                 }
                 self.begin_own(g);
             }
             Phase::Renewing => {
-                // Told when it answers again, or all of the lease would count as used.
+                // Sent when the daemon answers again; otherwise all of the lease would count as used.
                 let told = governor.told.take();
                 governor.report = told.map(|(lease, told)| (lease, Told { done: true, ..told }));
                 let lease = match self.try_own(g) {
@@ -117,11 +117,11 @@ impl World {
         }
     }
 
-    /// An answer has come.
+    /// An answer has arrived.
     pub(crate) fn answered(&mut self, g: usize, call: u64, answer: Answer) {
         let now = self.now;
         if self.governors[g].call != call {
-            // It hung up: what was granted goes back.
+            // The caller had hung up, so a grant is returned.
             if let Answer::Granted(grant, opened) = answer {
                 let gate = self.governors[g].gate();
                 let holds = self.governors[g].tenure.as_ref().is_some_and(|t| t.lease.id.is_some());
@@ -152,7 +152,7 @@ impl World {
                         let gate = self.governors[g].gate();
                         self.governors[g].gate_open = false;
                         self.give_back(gate, grant.lease, opened.is_some());
-                        // What the own account granted meanwhile is no lie of the daemon's.
+                        // Time that the own account granted meanwhile does not count against the daemon.
                         let only =
                             self.ledger(g, |ledger, _| ledger.is_granted_elsewhere_only(now));
                         let absence = &mut self.governors[g].absence;
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// What is believed of a grant.
+    /// Checks a grant; `None` if it is not trusted.
     fn believed(&mut self, g: usize, grant: Grant, begun: u64) -> Option<Lease> {
         let now = self.now;
         let several = self.is_of_several(g);
@@ -184,7 +184,7 @@ impl World {
         (allowed >= MS).then_some(Lease { end, id, shared, exclusive, ..own })
     }
 
-    /// The gate is opened, or has been.
+    /// Begins a lease: the gate is opened, or already was.
     fn begin(&mut self, g: usize, lease: Lease) {
         let now = self.now;
         let left = !self.governors[g].begun.is_empty();
@@ -196,7 +196,7 @@ impl World {
         } else {
             Usage::new(lease.begun, totals)
         };
-        // What it was called for goes on under the lease.
+        // Work that was called for continues under the lease.
         governor.outside_ns +=
             governor.busy_from.map_or(0, |from| lease.begun.saturating_sub(from));
         let tenure = Tenure::new(now, lease, usage);
@@ -212,7 +212,7 @@ impl World {
         self.mark_work(g);
     }
 
-    /// The governor looks while the gate is open.
+    /// The governor checks the program while the gate is open.
     fn look(&mut self, g: usize) {
         let now = self.now;
         self.mark_work(g);
@@ -247,7 +247,7 @@ impl World {
         self.arm(g, at);
     }
 
-    /// Asks for the lease to go on.
+    /// Asks to extend the lease.
     fn renew(&mut self, g: usize) {
         let now = self.now;
         let governor = &mut self.governors[g];
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// A lease stands like this now.
+    /// Records the extended lease.
     fn renewed(&mut self, g: usize, lease: Lease) {
         let now = self.now;
         let governor = &mut self.governors[g];
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// Something has ended, or nothing was under way: the daemon may learn that all is done.
+    /// Work has ended, or none was under way: tells the daemon if all is done.
     pub(crate) fn drained(&mut self, g: usize) {
         let governor = &self.governors[g];
         if governor.phase != Phase::Draining || !governor.begun.is_empty() {
@@ -335,7 +335,7 @@ impl World {
         self.arm(g, at);
     }
 
-    /// The governor looks whether what is left is done.
+    /// The governor checks whether the remaining work is done.
     fn drain(&mut self, g: usize) {
         let now = self.now;
         let governor = &mut self.governors[g];
@@ -395,7 +395,7 @@ impl World {
         }
     }
 
-    /// What is left is looked at again when it stands still, or when the account is to be told of it.
+    /// Plans the next check of remaining work: when it is stuck, or when its use is to be reported.
     fn look_at_the_rest_later(&mut self, g: usize) {
         if self.governors[g].phase == Phase::Draining {
             let every = if self.is_of_several(g) { STUCK_SOON_NS } else { TELL_NS };
@@ -403,7 +403,7 @@ impl World {
         }
     }
 
-    /// Nobody wants a lease: tells what has not been told.
+    /// No lease is wanted: sends unsent reports.
     fn rest(&mut self, g: usize) {
         let governor = &mut self.governors[g];
         governor.phase = Phase::Idle;
@@ -443,7 +443,7 @@ impl World {
         }
     }
 
-    /// A governor that waits for its own account, or for what is withheld, looks around.
+    /// A governor that waits for its own account, or for a withheld device, checks again.
     fn look_around(&mut self, g: usize) {
         if !self.governors[g].is_wanted() {
             self.ledger(g, |ledger, slot| ledger.stop_waiting(slot));
@@ -453,7 +453,7 @@ impl World {
         self.ask(g);
     }
 
-    /// Tries to reach a daemon that was gone, if it is time. Whether leases come from there.
+    /// Tries to reach a daemon that was gone, if that is due. Returns whether leases come from the daemon.
     fn daemon_is_back(&mut self, g: usize) -> bool {
         let (now, there) = (self.now, self.daemon.is_some());
         let absence = &mut self.governors[g].absence;
@@ -465,7 +465,7 @@ impl World {
         absence.is_none()
     }
 
-    /// Leases of a session's own account end: others of its processes may begin.
+    /// Wakes the session's other processes after the end of a lease of its own account.
     fn ring(&mut self, g: usize) {
         let (tenant, device) = (self.governors[g].tenant, self.governors[g].device);
         for other in 0..self.governors.len() {
@@ -478,7 +478,7 @@ impl World {
         }
     }
 
-    /// What was used under a daemon's lease is noted in the page.
+    /// Records in the page what was used under a daemon's lease.
     fn note_elsewhere(&mut self, g: usize, used: Used) {
         let (now, shared) = (self.now, self.governors[g].shared);
         let sure = if shared { used.estimated_ns.min(used.held_ns) } else { used.alone() };
@@ -494,7 +494,7 @@ impl World {
         call(&mut Ledger::new(page), governor.slot)
     }
 
-    /// Notes in the page until when the device may be working for the process: for whoever finds that dead.
+    /// Records in the page until when the device may be working for the process, in case it dies.
     fn mark_work(&self, g: usize) {
         let governor = &self.governors[g];
         let open_ns = if governor.gate_open { LONGEST_LOOK_NS } else { 0 };
@@ -515,13 +515,13 @@ fn is_closed(closed: Option<LeaseId>, lease: Lease) -> bool {
     closed.is_some_and(|closed| lease.id == Some(closed.0))
 }
 
-/// What the daemon's account of a session saves up at most.
+/// The most that the daemon saves up for a session (ns).
 fn burst_ns(in_stream: bool, quota: limits::ComputeLimit) -> u64 {
     let handover = if in_stream { turns::Handover::InStream } else { turns::Handover::OnThread };
     turns::burst_ns(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM), handover)
 }
 
-/// A report.
+/// A report, falsified as the session's `words` say.
 fn told(words: Words, used: Used, done: bool) -> Told {
     let Used { held_ns, estimated_ns, backlogged_ns, idle_ns } = used;
     match words {

@@ -1,4 +1,4 @@
-//! Explores what can happen on a node, in virtual time.
+//! Runs random scenarios of a node in virtual time, and prints the first broken promise.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::Parser;
 use fake_world::{Scenario, run, shrink};
 
-/// How long each scenario is.
+/// The length of each scenario.
 const LENGTH_NS: u64 = 60_000_000_000;
 const HOUR_NS: f64 = 3.6e12;
 

@@ -1,4 +1,4 @@
-//! What the world consists of, and what is on its way in it.
+//! The state of the world: sessions, processes and governors, and the events and messages between them.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,12 +12,12 @@ use session::layout::PageLayout;
 use crate::program::Program;
 use crate::scenario::Words;
 
-/// Something that happens at a moment.
+/// An event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     /// A process of a tenant starts.
     Comes(usize),
-    /// A process's thread goes on.
+    /// A process's thread continues.
     Goes(usize),
     /// A governor wakes up, unless it has been woken since.
     Wakes(usize, u64),
@@ -25,9 +25,9 @@ pub(crate) enum Event {
     Arrives(usize, Message),
     /// An answer to a call reaches its governor.
     Answers(usize, u64, Answer),
-    /// A call has waited at the daemon for long enough.
+    /// The poll of a call ends at the daemon.
     PollEnds(usize, u64),
-    /// A gate in streams is opened or closed by the daemon.
+    /// The daemon opens or closes a gate in streams.
     GateOpens(usize, LeaseId),
     GateCloses(usize, LeaseId),
     /// The daemon sees that a lease is over.
@@ -55,21 +55,21 @@ pub(crate) struct Message {
 pub(crate) enum MessageKind {
     /// Asks for a lease.
     Ask,
-    /// Asks for a lease to go on.
+    /// Asks to extend a lease.
     Renew(LeaseId),
-    /// Only tells.
+    /// Only reports.
     Tell,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
-    /// A lease. Its gate was opened at that moment, if it is in streams.
+    /// A lease, and when its gate was opened if that is in streams.
     Granted(Grant, Option<u64>),
-    /// No lease yet; `true`: it is withheld.
+    /// No lease yet; `true`: the device is withheld.
     NotYet(bool),
-    /// The lease goes on, or ends as it was to end.
+    /// The extended lease; `None`: its end stays.
     Renewed(Option<Grant>),
-    /// The daemon is not there.
+    /// The daemon is gone.
     Lost,
 }
 
@@ -96,7 +96,7 @@ impl PartialOrd for Planned {
 }
 
 impl Ord for Planned {
-    /// The first one is the greatest, as a heap wants it.
+    /// Reversed: the earliest event is the greatest, as `BinaryHeap` needs it.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
@@ -108,16 +108,16 @@ pub(crate) struct Session {
     pub(crate) quota: ComputeLimit,
     /// Its own account on each of its devices.
     pub(crate) pages: BTreeMap<u32, Box<PageLayout>>,
-    /// How many slots of them have been used.
+    /// Number of used slots in the pages.
     pub(crate) slots: usize,
-    /// Its processes stand still until then.
+    /// Until when its processes are stopped.
     pub(crate) stopped_until: u64,
 }
 
-/// What a thread does.
+/// The state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thread {
-    /// It goes on at a moment that is planned.
+    /// It continues at a planned moment.
     Runs,
     /// It waits for all that it has launched.
     Waits,
@@ -141,45 +141,45 @@ pub(crate) struct Process {
     pub(crate) arrives_at: u64,
 }
 
-/// What is launched.
+/// The kind of work that is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Kernel,
-    /// By number.
+    /// A collective, by number.
     Collective(u64),
-    /// A wait for a value, and whether that is there.
+    /// A wait for a value, and whether the value was written.
     Value(bool),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
     pub(crate) ns: u64,
-    /// What it is taken to need.
+    /// Its estimate.
     pub(crate) estimated_ns: u64,
     pub(crate) kind: Kind,
 }
 
-/// Work that has been handed to the device, and the stream's position after it.
+/// Work that was handed to the device, and the stream's position after it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     pub(crate) position: u64,
     pub(crate) work: Work,
 }
 
-/// What a governor does.
+/// The state of a governor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nobody wants a lease.
+    /// No lease is wanted.
     Idle,
     /// It waits for the daemon's answer.
     Asking,
     /// It waits for the session's own account.
     Own,
-    /// It waits for what is withheld.
+    /// It waits for a withheld device.
     Withheld,
     /// The gate is open.
     Open,
-    /// The same, and it waits for the daemon's answer.
+    /// The gate is open, and the governor waits for the daemon's answer.
     Renewing,
     /// The lease is over, and its work is not done.
     Draining,
@@ -200,7 +200,7 @@ pub(crate) struct Governor {
     pub(crate) slot: usize,
     pub(crate) in_stream: bool,
     pub(crate) words: Words,
-    /// Estimates are so many thousandths of the truth.
+    /// Estimates relative to the true times, in thousandths.
     pub(crate) estimates: u64,
     pub(crate) phase: Phase,
     pub(crate) gate_open: bool,
@@ -209,66 +209,66 @@ pub(crate) struct Governor {
     pub(crate) utilization: LeaseUtilization,
     pub(crate) neighbours: Neighbours,
     pub(crate) absence: Option<Absence>,
-    /// What has not been told yet.
+    /// The report that has not been sent yet.
     pub(crate) report: Option<(LeaseId, Told)>,
-    /// What the renewal tells that is on its way.
+    /// The report of the renewal that is under way.
     pub(crate) told: Option<(LeaseId, Told)>,
     pub(crate) outside_ns: u64,
     pub(crate) own_ns: u64,
     pub(crate) queued_ns: u64,
-    /// Leases whose gates were closed before their answers came.
+    /// A lease whose gate was closed before its answer arrived.
     pub(crate) closed: Option<LeaseId>,
     /// The number of its last call.
     pub(crate) call: u64,
-    /// The number of its last planned wake-up, and when that is.
+    /// The number of its last planned wake-up, and its time.
     pub(crate) alarm: u64,
     pub(crate) wakes_at: Option<u64>,
     pub(crate) held: VecDeque<Work>,
-    /// What is estimated of all that is held.
+    /// The estimate of all held work.
     pub(crate) held_ns: u64,
     pub(crate) begun: VecDeque<Begun>,
     pub(crate) totals: Totals,
-    /// What had been launched when the lease was asked for.
+    /// Totals when the lease was requested.
     pub(crate) before: Totals,
     pub(crate) busy_from: Option<u64>,
-    /// What is done would have taken so long alone.
+    /// Solo time of the work that is done.
     pub(crate) done_ns: u64,
-    /// Counts launches, and collectives that were begun.
+    /// Number of launches, and of collectives that have begun.
     pub(crate) activity: u64,
     pub(crate) collectives: u64,
-    /// When its gate was last closed, when the account was last told of what is left, and until when others wait for it.
+    /// When its gate was last closed, and when the use of remaining work was last reported.
     pub(crate) closed_at: u64,
     pub(crate) told_at: u64,
     pub(crate) called_until: u64,
-    /// Its work was seen to wait for what its program launches next.
+    /// Whether its work was seen to wait for its program's next launches.
     pub(crate) dependent: bool,
 }
 
 impl Governor {
-    /// Whether something waits at its gate.
+    /// Whether work waits at the gate.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Whether nothing that was launched is left.
+    /// Whether nothing launched is left.
     pub(crate) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.begun.is_empty()
     }
 
-    /// Work comes to the gate.
+    /// Adds work at the gate.
     pub(crate) fn hold(&mut self, work: Work) {
         self.held_ns += work.estimated_ns;
         self.held.push_back(work);
     }
 
-    /// What came first goes on.
+    /// Lets the first work pass.
     pub(crate) fn pass(&mut self) {
         if let Some(work) = self.held.pop_front() {
             self.held_ns -= work.estimated_ns;
         }
     }
 
-    /// What is held is never done.
+    /// Drops held work, which will never run.
     pub(crate) fn drop_held(&mut self) {
         self.held.clear();
         self.held_ns = 0;

@@ -8,86 +8,86 @@ use crate::dice::Dice;
 const MS: u64 = 1_000_000;
 const US: u64 = 1_000;
 
-/// What a program does again and again. Times are in nanoseconds.
+/// A program, as what it repeats. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Launches kernels and never waits: it fills the device.
     Dense {
-        /// How long one takes.
+        /// Duration of a kernel.
         kernel: u64,
     },
-    /// A step: so many kernels, a wait for them, and some time of the CPU.
+    /// Steps of several kernels, a wait for them, and some CPU time.
     Training {
-        /// Kernels of a step.
+        /// Kernels per step.
         kernels: u64,
-        /// How long one takes.
+        /// Duration of a kernel.
         kernel: u64,
-        /// From the end of a step to the next one's beginning.
+        /// Time between steps.
         gap: u64,
     },
-    /// Launch-bound: the CPU needs longer for a launch than the device for the kernel.
+    /// Launch-bound: a launch takes the CPU longer than the kernel takes the device.
     Decode {
-        /// How long a kernel takes.
+        /// Duration of a kernel.
         kernel: u64,
-        /// From one launch to the next.
+        /// Time between launches.
         cpu: u64,
     },
-    /// One long launch at a time, which is waited for.
+    /// One long launch at a time, with a wait for it.
     Graph {
-        /// How long it takes.
+        /// Duration of the launch.
         length: u64,
     },
     /// Serves requests that arrive at random.
     Server {
-        /// From one arrival to the next, on average.
+        /// Mean time between arrivals.
         every: u64,
-        /// How long a request takes.
+        /// Duration of a request.
         length: u64,
     },
     /// Its stream waits for a value that the host writes after some time, then runs a kernel.
     HostWaits {
-        /// How long the kernel takes.
+        /// Duration of the kernel.
         kernel: u64,
-        /// For how long the host works before it writes the value.
+        /// How long the host works before it writes the value.
         host: u64,
     },
     /// A rank's step on each of its devices: a kernel, a collective, and a wait for both.
     DataParallel {
-        /// How long the kernel takes.
+        /// Duration of the kernel.
         compute: u64,
-        /// How long the collective takes once all devices have begun it.
+        /// Duration of the collective once all devices have begun it.
         collective: u64,
     },
-    /// Fills the device for a while, and is launch-bound for a while.
+    /// Alternates between filling the device and being launch-bound.
     Changing {
-        /// How long a kernel takes.
+        /// Duration of a kernel.
         kernel: u64,
-        /// How long it stays the same.
+        /// Time between changes.
         every: u64,
     },
 }
 
-/// What the thread does next.
+/// A thread's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Launches work of so many nanoseconds on each of its devices.
+    /// Launches work of this duration on each of its devices.
     Launch(u64),
     /// Launches a collective over its devices.
     Collective(u64),
-    /// Has its stream wait for a value.
+    /// Makes its stream wait for a value.
     Hold,
     /// Writes that value.
     Release,
     /// Waits for all that it has launched.
     Wait,
-    /// Needs its CPU, or sleeps, for so long.
+    /// Uses its CPU, or sleeps, for this time.
     Cpu(u64),
     /// Sleeps until the next request arrives.
     Request(u64),
 }
 
 impl Program {
-    /// A program at random.
+    /// A random program.
     pub(crate) fn random(dice: &mut Dice) -> Self {
         let kernels = [60 * US, 250 * US, MS, 2_500 * US, 8 * MS, 20 * MS];
         match dice.up_to(7) {
@@ -117,7 +117,7 @@ impl Program {
         }
     }
 
-    /// A data-parallel job at random.
+    /// A random data-parallel job.
     pub(crate) fn random_ranks(dice: &mut Dice) -> Self {
         Self::DataParallel {
             compute: dice.between(MS, 12 * MS),
@@ -130,7 +130,7 @@ impl Program {
         matches!(self, Self::Dense { .. })
     }
 
-    /// The longest single piece of work.
+    /// The longest single piece of work (ns).
     pub fn longest(&self) -> u64 {
         match *self {
             Self::Dense { kernel }
@@ -143,7 +143,7 @@ impl Program {
         }
     }
 
-    /// What the thread does after `steps` steps.
+    /// The thread's next step, after `steps` steps.
     pub(crate) fn step(&self, steps: u64, now: u64, dice: &mut Dice) -> Step {
         match *self {
             Self::Dense { kernel } => Step::Launch(kernel),

@@ -1,4 +1,4 @@
-//! Who is on the node, and what happens to them.
+//! Scenarios: which sessions are on the node, and what happens to them.
 
 use limits::{ComputeLimit, Priority};
 
@@ -8,125 +8,125 @@ use crate::program::Program;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// What a session's reports say.
+/// How a session's reports are falsified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Words {
-    /// What its limiter found.
+    /// Not at all.
     True,
-    /// That it used nothing of what it held.
+    /// They claim that none of the held time was used.
     Idle,
-    /// That it used half of it.
+    /// They claim that half of the use took place.
     Half,
 }
 
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// What it may have of each of its devices.
+    /// Its quota on each of its devices.
     pub quota: ComputeLimit,
-    /// Its devices. More than one are used together.
+    /// Its devices; several are used together.
     pub devices: Vec<u32>,
-    /// How many processes it has.
+    /// Number of its processes.
     pub processes: u32,
-    /// What each of them does.
+    /// The program of each process.
     pub program: Program,
     /// Whether its gates are in its streams.
     pub in_stream: bool,
-    /// What its reports say.
+    /// How its reports are falsified.
     pub words: Words,
-    /// When it comes, in nanoseconds after the beginning.
+    /// When it starts, in nanoseconds after the beginning.
     pub comes_at: u64,
 }
 
 impl Tenant {
-    /// One process on device 0 from the beginning, with gates on its threads.
+    /// A session of one process on device 0, from the beginning, with gates on its threads.
     pub fn new(quota: ComputeLimit, program: Program) -> Self {
         let (devices, words) = (vec![0], Words::True);
         Self { quota, devices, processes: 1, program, in_stream: false, words, comes_at: 0 }
     }
 
-    /// With gates in its streams.
+    /// The same with gates in its streams.
     pub fn in_stream(self) -> Self {
         Self { in_stream: true, ..self }
     }
 }
 
-/// What goes wrong, or is changed by somebody.
+/// A fault, or a change by an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// A process of a session is killed, and started again after some time.
+    /// A process of a session is killed, and restarted after some time.
     Killed {
-        /// Which session.
+        /// The session.
         tenant: usize,
-        /// How long it is gone.
+        /// Time until the restart.
         for_ns: u64,
     },
-    /// All processes of a session are stopped (SIGSTOP), and go on after some time.
+    /// All processes of a session are stopped (SIGSTOP), and continue after some time.
     Stopped {
-        /// Which session.
+        /// The session.
         tenant: usize,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
-    /// The daemon is killed, and started again after some time.
+    /// The daemon is killed, and restarted after some time.
     DaemonDies {
-        /// How long it is gone.
+        /// Time until the restart.
         for_ns: u64,
     },
     /// The operator freezes a session, and thaws it after some time.
     Frozen {
-        /// Which session.
+        /// The session.
         tenant: usize,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
-    /// A session's share becomes this part of what it was at first, in thousandths.
+    /// A session's share becomes a part of its initial one.
     Share {
-        /// Which session.
+        /// The session.
         tenant: usize,
-        /// Which part.
+        /// The part, in thousandths.
         thousandths: u32,
     },
-    /// Messages take up to so long.
+    /// Messages are late.
     LateMessages {
-        /// How long one takes at most.
+        /// The longest time of a message.
         most_ns: u64,
-        /// For how long this is so.
+        /// Duration.
         for_ns: u64,
     },
-    /// Threads wake up so much too late at most.
+    /// Threads wake up late.
     LateWakeups {
-        /// How much.
+        /// The longest delay.
         most_ns: u64,
-        /// For how long this is so.
+        /// Duration.
         for_ns: u64,
     },
     /// A device shows a fault: the daemon grants nothing there for some time.
     DeviceFails {
-        /// Which device.
+        /// The device.
         device: u32,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
 }
 
-/// A run: who is there, what happens, and for how long.
+/// A run: its sessions, troubles and length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// What all that is random in the run follows from.
+    /// Determines everything that is random in the run.
     pub seed: u64,
-    /// How many devices there are.
+    /// Number of devices.
     pub devices: u32,
     /// The sessions.
     pub tenants: Vec<Tenant>,
-    /// What happens, and when, in nanoseconds after the beginning.
+    /// The troubles, with their times in nanoseconds after the beginning.
     pub troubles: Vec<(u64, Trouble)>,
-    /// How long the run is, in nanoseconds.
+    /// Length of the run in nanoseconds.
     pub length: u64,
 }
 
 impl Scenario {
-    /// A run at random. The guarantees on each device together are at most nine tenths of it: the rest may go to
+    /// A random scenario. The guarantees on each device add up to at most nine tenths of it: the rest may go to
     /// handovers, slicing and probes.
     pub fn random(seed: u64, length: u64) -> Self {
         let mut dice = Dice::new(seed);

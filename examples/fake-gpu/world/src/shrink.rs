@@ -1,13 +1,13 @@
-//! Makes a scenario that breaks a promise smaller, as long as it breaks the same one.
+//! Reduces a scenario that breaks a promise, as long as it breaks the same one.
 
 use crate::scenario::Scenario;
 use crate::watch::{Promise, Violation};
 use crate::world::run;
 
-/// How many runs it takes at most.
+/// The most runs that a reduction takes.
 const MOST_RUNS: u32 = 150;
 
-/// The smallest scenario found, and what it breaks.
+/// The smallest scenario found, and its violation.
 pub fn shrink(scenario: &Scenario, violation: Violation) -> (Scenario, Violation) {
     let promise = violation.promise;
     let mut best = (scenario.clone(), violation);
@@ -32,11 +32,11 @@ fn breaks(candidate: Scenario, promise: Promise) -> Option<(Scenario, Violation)
     Some((Scenario { length, ..candidate }, violation))
 }
 
-/// Scenarios that have a little less: sessions, processes, troubles.
+/// Scenarios with a little less: sessions, processes, troubles.
 fn candidates(scenario: &Scenario) -> Vec<Scenario> {
     let mut all = Vec::new();
     for tenant in (0..scenario.tenants.len()).filter(|_| scenario.tenants.len() > 1) {
-        // Others keep their numbers.
+        // The other sessions keep their numbers.
         if scenario.tenants[tenant].processes > 0 {
             let mut smaller = scenario.clone();
             smaller.tenants[tenant].processes = 0;

@@ -1,4 +1,4 @@
-//! What goes wrong, or is changed by somebody.
+//! Applies troubles: faults, and changes by an operator.
 
 use limits::{ComputeLimit, Limits};
 use scheduler::{SessionId, WorkerId};
@@ -12,7 +12,7 @@ use crate::world::World;
 const SECOND: u64 = 1_000_000_000;
 
 impl World {
-    /// A process is killed.
+    /// Kills a process.
     fn kill(&mut self, p: usize) {
         self.processes[p].alive = false;
         self.devices.process_died(self.processes[p].slot);
@@ -57,7 +57,7 @@ impl World {
             }
             Trouble::Stopped { tenant, for_ns } => {
                 self.sessions[tenant].stopped_until = now + for_ns;
-                // It may hold a lease: that is paid by the clock, and has to be earned.
+                // It may hold a lease, which is charged by the clock and has to be earned.
                 let share = u64::from(self.sessions[tenant].quota.share_ppm);
                 self.watch
                     .excuse(Some(tenant), now + for_ns + for_ns * 1_000_000 / share + 2 * SECOND);

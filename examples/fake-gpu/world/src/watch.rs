@@ -1,6 +1,6 @@
-//! What has to hold after each event.
+//! Checks the promises after each event.
 //!
-//! What a session used is what the simulated devices say, not what anybody reports.
+//! A session's use is what the simulated devices executed, not what anybody reports.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,27 +13,27 @@ use crate::scenario::{Scenario, Tenant, Words};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 const WHOLE: i128 = 1_000_000;
-/// By how much a share may be missed for ever, in millionths of the device: docs/specification.md says 2 points, and 5 for
-/// sessions whose reports are false, and for those beside them.
+/// The largest lasting deviation of a share, in millionths of the device: docs/specification.md promises 2 points, and
+/// 5 for sessions with false reports and those beside them.
 const OFF_PPM: u32 = 20_000;
 const OFF_BY_LIES_PPM: u32 = 50_000;
-/// Work that takes longer is far longer than a turn.
+/// Work from this length on takes far longer than a turn.
 const LONG_NS: u64 = 8 * MS;
 
-/// What is promised.
+/// A promise that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Promise {
-    /// Nobody gets more than its limit.
+    /// No session gets more than its limit.
     Limit,
-    /// Who always wants the device gets its guarantee.
+    /// A session that always wants the device gets its guarantee.
     Guarantee,
-    /// Nobody waits for ever, and no devices wait for each other.
+    /// No session waits for ever, and no devices wait for each other.
     Progress,
-    /// Two workers that take turns never hold at once.
+    /// Two workers that take turns never hold leases at once.
     Exclusion,
-    /// Whatever waits at a gate, somebody looks after it.
+    /// If work waits at a gate, its governor will wake up.
     LookedAfter,
-    /// What sessions used is what devices worked, and no more than the time that passed.
+    /// Sessions used as much time as devices worked, and no more than the time that passed.
     Time,
 }
 
@@ -42,9 +42,9 @@ pub enum Promise {
 pub struct Violation {
     /// When that was noticed, in nanoseconds after the beginning.
     pub at: u64,
-    /// Which one.
+    /// The promise.
     pub promise: Promise,
-    /// Whose, and by how much.
+    /// The session concerned, and the deviation.
     pub what: String,
 }
 
@@ -60,20 +60,20 @@ impl fmt::Display for Violation {
 pub struct Got {
     /// How long the device worked for it, in nanoseconds.
     pub used_ns: u64,
-    /// The most by which it was ahead of its limit and behind its guarantee at any time, in nanoseconds.
+    /// The furthest that it ever was ahead of its limit, in nanoseconds.
     pub most_over_ns: u64,
-    /// See [`Self::most_over_ns`].
+    /// The furthest that it ever was behind its guarantee, in nanoseconds.
     pub most_behind_ns: u64,
-    /// The longest time without any progress while something waited.
+    /// The longest time without progress while work waited, in nanoseconds.
     pub longest_wait_ns: u64,
     over: i128,
     behind: i128,
     progressed_at: u64,
-    /// Until then something is different for a while, and nothing is counted.
+    /// Until then its share is not checked, because it was changed or disturbed.
     excused_until: u64,
 }
 
-/// The watch over a run.
+/// The checks of a run.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) got: BTreeMap<(usize, u32), Got>,
@@ -94,7 +94,8 @@ impl Watch {
         Self { got, at: 0, lies }
     }
 
-    /// What a session gets is different from what it is to get until a moment: it was changed, or something happened to it.
+    /// Suspends the checks of a session's share until a moment (`None`: of all sessions), because it was changed or
+    /// disturbed.
     pub(crate) fn excuse(&mut self, tenant: Option<usize>, until: u64) {
         for ((other, _), got) in &mut self.got {
             if tenant.is_none_or(|tenant| tenant == *other) {
@@ -103,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// A device worked so much more for a session; that much of it counts.
+    /// A device has worked `ns` for a session, of which `counts` count.
     pub(crate) fn used(&mut self, tenant: usize, device: u32, ns: u64, counts: u64, now: u64) {
         if let Some(got) = self.got.get_mut(&(tenant, device)) {
             got.used_ns += ns;
@@ -164,7 +165,7 @@ impl Watch {
             let (over_bound, behind_bound) =
                 (most_over_ns(tenant, &quota), most_behind_ns(tenant, &quota));
             let wait_bound = longest_wait_ns(tenant, &quota);
-            // What a lie gains is bounded by what others lose: nobody else may want the device.
+            // A lie's gain is bounded by what others lose, so no other session may want the device.
             let honest = tenant.words == Words::True;
             let violation = broken(Promise::Limit, over, over_bound)
                 .filter(|_| honest)
@@ -178,7 +179,7 @@ impl Watch {
     }
 }
 
-/// The most that a session gets, however little others want.
+/// The largest share that a session gets, however little others want.
 fn limit_ppm(quota: &ComputeLimit) -> u32 {
     match quota.policy {
         Policy::Fixed => quota.share_ppm,
@@ -195,16 +196,16 @@ fn handover(tenant: &Tenant) -> Handover {
     }
 }
 
-/// What a session may have used at once: what it may save up, with the daemon and by its own account, and what runs past
-/// the end of a lease in each of its processes, with what was queued behind it.
+/// The most that a session may have used at once: what it may save up, with the daemon and on its own account, and what
+/// runs past the end of a lease in each of its processes, with what was queued behind it.
 fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let burst = turns::burst_ns(limit_ppm(quota), handover(tenant));
     let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS;
     2 * burst + u64::from(tenant.processes) * past
 }
 
-/// Whether another session's work on the device may take far longer than a turn: what is still running of it is not waited
-/// for, and a session beside it has less than its guarantee (`tests/suite/long_work.rs` says how much).
+/// Whether another session's work on the device may take far longer than a turn: others do not wait for such work when
+/// it runs on, and get less than their guarantee beside it (`tests/suite/long_work.rs` says how much).
 fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
     let mut others = tenants.iter().enumerate().filter(|(other, _)| *other != number);
     others.any(|(_, other)| {
@@ -212,13 +213,14 @@ fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
     })
 }
 
-/// What may be missing of its guarantee for a while: what it may save up, and a few turns.
+/// How far a session may be behind its guarantee for a while: what it may save up, and a few turns.
 fn most_behind_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let share = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
     turns::burst_ns(share, handover(tenant)) + 2 * tenant.program.longest() + 200 * MS
 }
 
-/// How long a session waits at most: until a small share has earned what one launch costs, and the turns of the others.
+/// The longest time that a session may wait: until a small share has earned the cost of one launch, and the turns of
+/// the others.
 fn longest_wait_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let share = u64::from(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)).max(1);
     let turn = 8 * MS + 4 * tenant.program.longest() * u64::from(tenant.processes);

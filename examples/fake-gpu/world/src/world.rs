@@ -1,4 +1,4 @@
-//! The world: one event heap, from one seed.
+//! The world: runs a scenario as one event heap, from one seed.
 
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
@@ -18,15 +18,15 @@ use crate::scenario::Scenario;
 use crate::watch::{Got, Promise, Violation, Watch};
 
 const US: u64 = 1_000;
-/// So many events at one moment are one that never ends.
+/// If this many events happen at one moment, the moment never ends.
 const MOST_AT_ONCE: u32 = 100_000;
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Of all that happened: it is the same for the same scenario.
+    /// A digest of all events; equal for equal scenarios.
     pub digest: u64,
-    /// How many events there were.
+    /// Number of events.
     pub events: u64,
     /// The first promise that was not kept.
     pub violation: Option<Violation>,
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub got: BTreeMap<(usize, u32), Got>,
 }
 
-/// See the module.
+/// The state of a run.
 pub(crate) struct World {
     pub(crate) scenario: Scenario,
     pub(crate) now: u64,
@@ -42,7 +42,7 @@ pub(crate) struct World {
     planned: u64,
     pub(crate) dice: Dice,
     pub(crate) devices: Box<State>,
-    /// Something was handed to the devices that may take no time.
+    /// Whether work that may take no time was handed to the devices.
     pub(crate) at_once: bool,
     pub(crate) daemon: Option<Daemon>,
     pub(crate) saved: Option<(Saved, std::collections::BTreeSet<SessionId>, u64)>,
@@ -50,11 +50,11 @@ pub(crate) struct World {
     pub(crate) sessions: Vec<Session>,
     pub(crate) processes: Vec<Process>,
     pub(crate) governors: Vec<Governor>,
-    /// What the devices had worked for each governor, and what was done, when that was last seen.
+    /// For each governor: the device's work for it, and the work done, when last seen (ns).
     seen_ns: Vec<(u64, u64)>,
     /// The daemon's timer.
     pub(crate) alarm_at: u64,
-    /// How late messages and wake-ups are at most, and until when.
+    /// The largest delay of messages and of wake-ups, and until when it applies.
     pub(crate) late_messages: (u64, u64),
     pub(crate) late_wakeups: (u64, u64),
     pub(crate) watch: Watch,
@@ -63,7 +63,7 @@ pub(crate) struct World {
     events: u64,
 }
 
-/// Lets a scenario happen.
+/// Runs a scenario.
 pub fn run(scenario: &Scenario) -> Outcome {
     let mut world = World::new(scenario.clone());
     world.happen();
@@ -120,7 +120,7 @@ impl World {
         self.heap.push(Planned { at: at.max(self.now), number: self.planned, event });
     }
 
-    /// Wakes a governor at a moment, and not at any other that was planned before.
+    /// Plans a governor's next wake-up; it replaces an earlier one.
     pub(crate) fn arm(&mut self, g: usize, at: u64) {
         let late = self.lag();
         let governor = &mut self.governors[g];
@@ -135,14 +135,14 @@ impl World {
         self.governors[g].wakes_at = None;
     }
 
-    /// How long a message takes.
+    /// The time that a message takes (ns).
     pub(crate) fn way(&mut self) -> u64 {
         let usual = self.dice.between(60 * US, 250 * US);
         let (most, until) = self.late_messages;
         usual + if self.now < until { self.dice.up_to(most) } else { 0 }
     }
 
-    /// How late a thread wakes up.
+    /// How late a thread wakes up (ns).
     pub(crate) fn lag(&mut self) -> u64 {
         let usual = self.dice.up_to(10 * US);
         let (most, until) = self.late_wakeups;
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// A thread goes on that waited for all that it had launched.
+    /// Continues a thread that waited for all that it had launched.
     fn wake_waiting(&mut self, p: usize) {
         let process = &self.processes[p];
         let idle = || process.governors.iter().all(|&g| self.governors[g].is_idle());
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// A process of a session starts.
+    /// Starts a process of a session.
     fn start(&mut self, tenant: usize) {
         let its = self.scenario.tenants[tenant].clone();
         let p = self.processes.len();
@@ -352,7 +352,7 @@ impl World {
         self.plan(now, Event::Goes(p));
     }
 
-    /// A process's thread goes on until it waits for something.
+    /// Runs a process's thread until it waits for something.
     fn go(&mut self, p: usize) {
         let now = self.now;
         while self.processes[p].alive && self.processes[p].thread == Thread::Runs {
@@ -398,7 +398,7 @@ impl World {
         }
     }
 
-    /// The values are there for which streams of a process wait.
+    /// Writes the values for which a process's streams wait.
     fn release(&mut self, p: usize) {
         for g in self.processes[p].governors.clone() {
             let governor = &mut self.governors[g];
@@ -416,7 +416,7 @@ impl World {
         }
     }
 
-    /// Checks what has to hold.
+    /// Checks the promises.
     fn check(&mut self) {
         let now = self.now;
         for (g, governor) in self.governors.iter().enumerate() {

@@ -6,8 +6,8 @@ use limits::ComputeLimit;
 const MS: u64 = 1_000_000;
 const LENGTH: u64 = 20_000 * MS;
 
-/// They get next to nothing more than their share: what a process leaves behind is charged. Long kernels at a twentieth
-/// are so rare that there may be few.
+/// Such programs get next to nothing more than their share: what a process leaves running is charged. At a twentieth,
+/// long kernels are so rare that there may be few.
 #[test]
 fn programs_that_are_killed_again_and_again_get_their_share() {
     for (kernel, lives) in [(MS, 30), (MS, 300), (30 * MS, 30), (300 * MS, 300)] {

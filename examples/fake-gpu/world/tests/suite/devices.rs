@@ -10,13 +10,12 @@ fn job(devices: std::ops::Range<u32>, program: Program) -> Tenant {
     Tenant { devices: devices.collect(), ..Tenant::new(ComputeLimit::fixed(450_000), program) }
 }
 
-/// What each session used of each of its devices, in thousandths of the time: at least, and at most. Gates are on
-/// threads, and in streams.
+/// Checks each session's use of each of its devices, in thousandths of the time, with gates on threads and in streams.
 fn each_within(tenants: &[Tenant], devices: u32, least: u64, most: u64) {
     for in_stream in [false, true] {
         let tenants: Vec<_> =
             tenants.iter().map(|tenant| Tenant { in_stream, ..tenant.clone() }).collect();
-        // Otherwise devices that are opened each by itself would be open together all the same.
+        // Otherwise devices that are opened separately would be open together by chance.
         let troubles = vec![(0, Trouble::LateMessages { most_ns: MS, for_ns: LENGTH })];
         let scenario = Scenario { seed: 7, devices, tenants, troubles, length: LENGTH };
         let outcome = run(&scenario);
@@ -28,7 +27,7 @@ fn each_within(tenants: &[Tenant], devices: u32, least: u64, most: u64) {
     }
 }
 
-/// 1.8 ms of work that is waited for, and 9 ms.
+/// Steps of 1.8 ms and of 9 ms of awaited work.
 const SHORT: Program = Program::DataParallel { compute: 1_600_000, collective: 200_000 };
 const LONG: Program = Program::DataParallel { compute: 8 * MS, collective: MS };
 
@@ -39,7 +38,7 @@ fn two_jobs_take_turns_on_both_devices() {
     }
 }
 
-/// By itself, beside another one, and beside jobs on two of them each.
+/// A single job, beside another one, and beside jobs on two of its devices each.
 #[test]
 fn jobs_on_four_devices() {
     each_within(&[job(0..4, LONG)], 4, 436, 450);

@@ -15,7 +15,7 @@ fn rates(tenants: &[Tenant]) -> Vec<u64> {
     outcome.got.values().map(|got| got.used_ns * 1_000 / length).collect()
 }
 
-/// A session that takes spare time with one long kernel after the other leaves another one its guarantee.
+/// A session that spends spare time on one long kernel after the other leaves another session its guarantee.
 #[test]
 fn spare_time_for_long_kernels_is_nobody_elses_guarantee() {
     let dense = Tenant::new(ComputeLimit::fixed(720_000), Program::Dense { kernel: MS / 2 });
@@ -23,6 +23,6 @@ fn spare_time_for_long_kernels_is_nobody_elses_guarantee() {
     let on_threads = rates(&[dense.clone(), long.clone()]);
     assert!(on_threads[0] >= 690 && on_threads[1] >= 70, "{on_threads:?}");
     let in_streams = rates(&[dense.in_stream(), long.in_stream()]);
-    // Pending: all of it. What it loses, it loses to slices of the long kernels, for which it still pays in part.
+    // Pending: all of its guarantee. It loses the rest to slices of the long kernels, which still charge it in part.
     assert!(in_streams[0] >= 500 && in_streams[1] >= 70, "{in_streams:?}");
 }

@@ -1,4 +1,4 @@
-//! A node in virtual time.
+//! Tests of a node in virtual time.
 
 #![allow(clippy::expect_used, reason = "a test may stop where it fails")]
 

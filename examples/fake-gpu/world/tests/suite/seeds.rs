@@ -1,14 +1,14 @@
-//! What happens from a seed.
+//! Random scenarios.
 
 use fake_world::{Promise, Scenario, Tenant, run, shrink};
 use limits::ComputeLimit;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Breaks a promise, and is not mended: a job on eight devices, five of which it shares, makes no progress for 5 s.
+/// Breaks a promise, not fixed yet: a job on eight devices, five of which it shares, makes no progress for 5 s.
 const KNOWN: u64 = 15;
 
-/// What is broken first by any of these; each minute is another set of sessions and troubles.
+/// The first broken promise of these seeds; each minute is another set of sessions and troubles.
 fn broken(mut seeds: impl Iterator<Item = u64>) -> Option<String> {
     seeds.find_map(|seed| {
         let scenario = Scenario::random(seed, 60 * SECOND);
@@ -40,7 +40,7 @@ fn a_seed_reproduces_all_that_happens() {
     assert_ne!(run(&Scenario::random(1, SECOND)).digest, run(&Scenario::random(2, SECOND)).digest);
 }
 
-/// The watch sees what it is to see, and what is left of a scenario is what matters.
+/// The watch notices a broken promise, and the reduced scenario keeps only what matters.
 #[test]
 fn a_broken_promise_is_found_and_made_smaller() {
     let mut scenario = Scenario::random(3, 20 * SECOND);

@@ -1,4 +1,4 @@
-//! Shares of programs of each kind, in virtual time.
+//! Shares of each kind of program, in virtual time.
 
 use fake_world::{Outcome, Program, Scenario, Tenant, Trouble, run};
 use limits::ComputeLimit;
@@ -30,7 +30,7 @@ fn near(rates: &[u64], expected: &[u64], off: u64) {
     assert!(near, "{rates:?}, not {expected:?}");
 }
 
-/// As `limiter::timed::daemon::a_daemon_that_is_absent`, with the daemon.
+/// Like `limiter::timed::daemon::a_daemon_that_is_absent`, with the daemon.
 #[test]
 fn one_alone_gets_its_share_and_no_more() {
     for share in [50, 250, 500, 750, 950] {
@@ -43,7 +43,7 @@ fn one_alone_gets_its_share_and_no_more() {
     }
 }
 
-/// As `limiter::timed::daemon::two_sessions_share_the_device_without_slicing_it`.
+/// Like `limiter::timed::daemon::two_sessions_share_the_device_without_slicing_it`.
 #[test]
 fn two_share_the_device_without_slicing_it() {
     for shares in [[500, 500], [250, 750], [100, 900]] {
@@ -73,7 +73,7 @@ fn idle_time_goes_to_those_who_may_have_it() {
     }
 }
 
-/// As `limiter::timed::daemon::a_daemon_that_dies_and_returns` and `limiter::timed::kills`.
+/// Like `limiter::timed::daemon::a_daemon_that_dies_and_returns` and `limiter::timed::kills`.
 #[test]
 fn a_daemon_that_dies_every_second() {
     let dies = |second: u64| (second * SECOND, Trouble::DaemonDies { for_ns: 300 * MS });
@@ -86,7 +86,7 @@ fn a_daemon_that_dies_every_second() {
     }
 }
 
-/// By its own account. Processes of a session share its part; slicing the device between them costs about a tenth.
+/// On its own account. Processes of a session share it; slicing the device between them costs about a tenth.
 #[test]
 fn without_a_daemon_a_session_has_its_share() {
     let never = (0, Trouble::DaemonDies { for_ns: 40 * SECOND });
