@@ -1,10 +1,11 @@
-//! What the preloaded library adds to the start of a process. Runs with and without it alternate, in pairs.
-//! One process never calls CUDA (`true`). The others have no mappings of their own, as many as a large framework, and
-//! 20,000, the last also where new small mappings are made far from the driver, and are measured from the loading of the driver to its first context: the time that passes, and the CPU time
-//! of the process while the driver is loaded and patched, and in the first calls.
+//! What the preloaded library adds to the start of a process. Runs with and without it alternate, in pairs. One kind of
+//! process never calls CUDA (`true`). The others have no mappings of their own, as many as a large framework, or
+//! 20,000; the last also with new small mappings made far from the driver. Those are measured from loading the driver
+//! to the first context: wall time, and the CPU time of the process while the driver is loaded and patched, and in the
+//! first calls.
 //!
-//! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench start`.
-//! On a real one: the built program with `--driver system --limiter PATH`.
+//! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench start`. On a real
+//! one: the built program with `--driver system --limiter PATH`.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -23,24 +24,24 @@ fn milliseconds(from: core::time::Duration) -> f64 {
     (now() - from).as_secs_f64() * 1e3
 }
 
-/// The CPU time of this process, of all its threads.
+/// The CPU time of this process (all threads).
 fn worked() -> f64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     used.tv_sec as f64 * 1e3 + used.tv_nsec as f64 / 1e6
 }
 
-/// What a start of the driver takes, in milliseconds.
+/// The cost of starting the driver, in milliseconds.
 #[derive(Clone, Copy)]
 struct Start {
-    /// Until there is a context.
+    /// Wall time until there is a context.
     passed: f64,
-    /// CPU time while the driver is loaded, and patched.
+    /// CPU time while the driver is loaded and patched.
     loading: f64,
-    /// CPU time of the calls up to a context.
+    /// CPU time of the calls up to the first context.
     calls: f64,
 }
 
-/// Leaves gaps for small mappings, and 3 GiB between them and what is mapped from now on: more than a jump reaches.
+/// Leaves gaps for small mappings, and 3 GiB between them and all later mappings: more than a jump reaches.
 fn leave_gaps() {
     let map = |length| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -58,17 +59,17 @@ fn leave_gaps() {
     map(3 << 30);
 }
 
-/// Makes as many mappings as the first argument says, apart from each other, and prints how long the driver
-/// takes. A second argument: far from where small ones are made then.
+/// Makes as many separate mappings as the first argument says, and prints the cost of starting the driver. With a
+/// second argument, later small mappings lie far away from it.
 fn work(arguments: &[String]) {
     let mappings: usize = arguments[0].parse().unwrap();
-    // These fill gaps of a page. Those that are left for others are larger.
+    // These fill gaps of a page; the gaps for later mappings are larger.
     let length = if arguments.len() > 1 { 64 << 10 } else { 4096 };
     if arguments.len() > 1 {
         leave_gaps();
     }
     for index in 0..mappings {
-        // Neighbours with the same protection would become one mapping.
+        // The kernel would merge neighbours with the same protection.
         let protection = if index % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: memory of the kernel's choice.
@@ -82,7 +83,7 @@ fn work(arguments: &[String]) {
     println!("{} {} {}", milliseconds(begun), loaded - before, worked() - loaded);
 }
 
-/// The time until `true` has ended.
+/// The time of a whole run of `true`.
 fn nothing(limiter: Option<&Path>) -> f64 {
     let mut command = Command::new("/bin/true");
     command.env_remove("LD_PRELOAD");
@@ -96,7 +97,7 @@ fn nothing(limiter: Option<&Path>) -> f64 {
     milliseconds(begun)
 }
 
-/// The times from the loading of the driver to a context.
+/// The times from loading the driver to a context.
 fn driver(options: &Options, session: Option<&Path>, mappings: usize, far: bool) -> Start {
     let mappings = mappings.to_string();
     let arguments = [&*mappings, "far"];
@@ -110,7 +111,7 @@ fn driver(options: &Options, session: Option<&Path>, mappings: usize, far: bool)
     Start { passed, loading, calls }
 }
 
-/// What runs without the limiter and with it took, in turn.
+/// Prints the medians without the limiter and with it.
 fn tell(what: &str, times: &[(f64, f64)]) {
     let plain = median(times.iter().map(|pair| pair.0).collect());
     let limited = median(times.iter().map(|pair| pair.1).collect());

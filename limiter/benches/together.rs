@@ -1,8 +1,8 @@
-//! Processes that start together on one device: the time from the start of the first one to the context of
-//! the last one. For one process and for 64, with and without the limiter, alternating.
+//! Processes that start together on one device: the time from the start of the first one to the context of the last
+//! one. For one process and for 64, with and without the limiter in turn.
 //!
-//! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench together`.
-//! On a real one: the built program with `--driver system --limiter PATH`.
+//! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench together`. On a
+//! real one: the built program with `--driver system --limiter PATH`.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use std::path::Path;
 fn work() {
     let _driver = Driver::start();
     println!("{}", now().as_nanos());
-    // Until all processes have their contexts.
+    // Keep the context until all processes have theirs.
     let _ = std::io::stdin().read(&mut [0]);
 }
 

@@ -1,5 +1,5 @@
-//! Shared by the benchmarks: the driver, loaded as a program without the toolkit loads it, and copies of the
-//! benchmark itself, with and without the limiter.
+//! Shared by the benchmarks: loads the driver as a program without the toolkit does, and runs copies of the benchmark
+//! with and without the limiter.
 
 use core::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub struct Options {
     limit: String,
 }
 
-/// The arguments of this worker; `None` if this is not one.
+/// The arguments of this worker; `None` if this process is not a worker.
 pub fn worker() -> Option<Vec<String>> {
     std::env::var_os(ROLE)?;
     Some(std::env::args().skip(1).collect())
@@ -105,7 +105,7 @@ impl Options {
     }
 }
 
-/// Has the kernel refuse questions about single mappings, in this process and those that it starts.
+/// Makes the kernel refuse queries about single mappings, in this process and its children.
 fn refuse_questions() {
     const QUESTION: u32 = 0xc068_6611;
     let step = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };

@@ -1,8 +1,8 @@
-//! Pages that are cut or zeroed while threads run.
+//! Pages that are truncated or zeroed while threads run.
 
 use crate::common::{COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Stage, UUIDS, first_device, outcome};
 
-/// Whatever becomes of the page, and however many threads notice it: it is said once.
+/// Damage to the page is reported once, whatever it is and however many threads notice it.
 #[test]
 fn a_page_that_is_spoilt_while_threads_run_is_said_once() {
     for how in ["cut", "half", "zero", "noise", "slots", "again", "middle"] {
@@ -21,9 +21,9 @@ fn a_page_that_is_spoilt_while_threads_run_is_said_once() {
             &lines[..lines.len().min(8)]
         );
         let expected = match how {
-            // A release may find too little before the page's end is zeroed, too.
+            // A release may find too few bytes before the page's end is zeroed too.
             "slots" => 1..=2,
-            // Who finds its slot empty enters itself anew. Only in the middle of a change there is something to say.
+            // A process that finds its slot empty registers again. Only damage in the middle of a change is reported.
             "middle" => 0..=2,
             _ => 1..=1,
         };

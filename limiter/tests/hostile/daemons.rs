@@ -1,4 +1,4 @@
-//! Daemons that lie, that are another user's, and that come and go.
+//! Daemons that lie, that belong to another user, and that come and go.
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, UUIDS, built, eventually, first_device, outcome,
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 const DAEMON: &str = "SLUICE_DAEMON";
 
-/// A daemon that registers everybody, and answers every question with the JSON text `lease`.
+/// A daemon that accepts every registration, and answers every request with the JSON text `lease`.
 fn liar(stage: &Stage, lease: &'static str) -> PathBuf {
     let path = stage.folder().join("liar.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -27,7 +27,7 @@ fn liar(stage: &Stage, lease: &'static str) -> PathBuf {
 
 fn answer(mut stream: UnixStream, lease: &str) {
     let mut buffer = [0; 16_384];
-    // The client sends a call in one piece.
+    // The client sends a request in one write.
     while let Ok(count @ 1..) = stream.read(&mut buffer) {
         let call = String::from_utf8_lossy(&buffer[..count]);
         let body = if call.starts_with("POST /v1/register") {
@@ -55,7 +55,7 @@ fn dense(command: &mut Command, seconds: &str) -> Outcome {
     outcome(command.args(options))
 }
 
-/// A daemon of the node that another user runs; `None`: this test may not become another user.
+/// A daemon for the node that another user runs; `None`: this test cannot become another user.
 fn daemon_of_another(stage: &Stage) -> Option<(crate::common::Running, PathBuf)> {
     const ANOTHER: u32 = 4_242;
     if !rustix::process::geteuid().is_root() {
@@ -66,7 +66,7 @@ fn daemon_of_another(stage: &Stage) -> Option<(crate::common::Running, PathBuf)>
     std::fs::create_dir(&folder).unwrap();
     std::os::unix::fs::chown(&folder, Some(ANOTHER), Some(ANOTHER)).unwrap();
     std::fs::set_permissions(stage.folder(), PermissionsExt::from_mode(0o755)).unwrap();
-    // Others may not reach the folder of the build.
+    // Other users may not be able to reach the build folder.
     let program = folder.join("hypervisor");
     std::fs::copy(built("hypervisor"), &program).unwrap();
     let socket = folder.join("daemon.sock");
@@ -89,7 +89,7 @@ fn another_user_s_daemon_counts_as_absent() {
     let line = line.replacen(" is not", &format!(": unix:{} is not", socket.display()), 1);
     assert!(complaints[0].starts_with(&line), "{outcome:#?}");
     assert!(complaints[0].contains("own account"), "{outcome:#?}");
-    // `sluice run` says so before the program runs, or does not run it.
+    // `sluice run` reports it before the program runs, or does not run it.
     let run = |option: bool| {
         let mut command = stage.native(built("sluice"));
         command.args(["run", "--fake-gpu", "--compute", "50"]);
@@ -110,7 +110,7 @@ fn another_user_s_daemon_counts_as_absent() {
     let _ = daemon.end();
 }
 
-/// All lines of the limiter begin with its name, also those that a log level asks for.
+/// All lines of the limiter begin with its name, even those that a log level enables.
 #[test]
 fn every_line_names_the_program() {
     let stage = Stage::new();
@@ -133,7 +133,7 @@ mod timed {
         outcome(stage.native(built("tenant")).args(options)).silent().rate()
     }
 
-    /// What a daemon may say instead of a lease. None of it harms the program.
+    /// Invalid answers instead of a lease. None of them harms the program.
     #[test]
     fn leases_that_are_none_harm_nobody() {
         for lease in [
@@ -159,12 +159,12 @@ mod timed {
         }
     }
 
-    /// What the session may have by its page: a quarter of its share and two points more.
+    /// The most that the session may have by its page: 1.25 times its share plus two points.
     fn most(share: f64) -> f64 {
         share * 1.25 + 2.0
     }
 
-    /// Runs under a daemon that grants a day. Returns the percentage of the device that it got.
+    /// Runs under a daemon that grants a day. Returns the percentage of the device that the program got.
     fn gained(lease: &'static str, mut command: impl FnMut(&Stage, &Path) -> Command) -> f64 {
         let stage = Stage::new();
         let native = native_rate(&stage);
@@ -189,7 +189,7 @@ mod timed {
         ] {
             let gained = gained(lease, |stage, socket| limited(stage, "one", share, socket));
             let share = f64::from(share);
-            // And what may be saved up: half a second of it, in 8 s.
+            // Plus savings: half a second of its share, within 8 s.
             assert!(gained < most(share) * 8.5 / 8.0 + 1.0, "{share}: {gained}");
             assert!(gained > share - 7.0, "{share}: {gained}");
         }
@@ -206,7 +206,7 @@ mod timed {
         assert!(gained < most(40.0) * 8.5 / 8.0 + 1.0, "{gained}");
     }
 
-    /// A true daemon's sessions are believed whatever they do beside each other: no line is said.
+    /// A genuine daemon's sessions trust it whatever they do beside each other: nothing is reported.
     #[test]
     fn a_true_daemon_is_believed() {
         let stage = Stage::new();
@@ -236,7 +236,7 @@ mod timed {
         let _ = daemon.end();
     }
 
-    /// A daemon that flaps is said to be lost and back once in a while, not each time.
+    /// A daemon that flaps is reported as lost and back occasionally, not each time.
     #[test]
     fn a_daemon_that_comes_and_goes_floods_nothing() {
         let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Programs that change their environment to move their limits.
+//! Programs that change their environment to evade their limits.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, UUIDS, first_device, outcome,
@@ -22,7 +22,7 @@ fn held(outcome: &Outcome) {
     assert!(!unlimited.iter().any(|text| outcome.stderr.contains(text)), "{outcome:#?}");
 }
 
-/// What each way of leaving the limits out after the start comes to. The variables of the session are left out, too.
+/// The effect of each way to drop the limits after the start. The session's variables are dropped too.
 #[test]
 fn the_environment_counts_as_it_was_when_the_library_was_loaded() {
     let more = [
@@ -82,7 +82,7 @@ fn lines_go_to_a_file_where_that_can_be_written() {
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(words.iter().all(|words| text.matches(words).count() == n), "{n}: {text}");
     }
-    // Nobody reads the pipe.
+    // The pipe has no reader.
     let pipe = stage.folder().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for other in ["/nowhere/at/all", "/dev/full", pipe.to_str().unwrap()] {
@@ -106,7 +106,7 @@ fn a_second_copy_of_the_limiter_opens_nothing() {
     assert!(outcome.stderr.contains("d.init(0): CUresult 800"), "{outcome:#?}");
 }
 
-/// Limits by visible index: the index counts what was visible when the library was loaded.
+/// Limits by visible index: the index counts the devices that were visible when the library was loaded.
 #[test]
 fn a_choice_of_devices_moves_no_limit_to_another_device() {
     for how in ["visible", "visible-hidden", "visible-again"] {
@@ -118,7 +118,7 @@ fn a_choice_of_devices_moves_no_limit_to_another_device() {
             assert_eq!(outcome.value("total"), expected, "{how} {chosen}: {outcome:#?}");
         }
     }
-    // What is visible from the start is what the index counts.
+    // The index counts the devices that are visible from the start.
     let stage = Stage::new();
     let mut command = program(&stage, &["nothing"]);
     command
@@ -128,7 +128,7 @@ fn a_choice_of_devices_moves_no_limit_to_another_device() {
     assert_eq!(outcome(&mut command).succeeded().value("total"), 1024);
 }
 
-/// An empty list hides all devices. The program shows itself one that no index counts.
+/// An empty list hides all devices. The program then makes a device visible that no index counts.
 #[test]
 fn a_device_that_was_hidden_with_all_others_is_refused() {
     for how in ["visible", "visible-again"] {
@@ -141,7 +141,7 @@ fn a_device_that_was_hidden_with_all_others_is_refused() {
     }
 }
 
-/// What happens when the limiter fails is the choice of who starts the session, or the library.
+/// The session's or the library's owner decides what happens if the limiter fails, not the program.
 #[test]
 fn a_failure_that_the_program_brings_about_opens_nothing() {
     let refused = |outcome: &Outcome, line: &str| {

@@ -1,4 +1,4 @@
-//! Many processes that begin at once, before the size of a context is known.
+//! Many processes that start at once, before the size of a context is known.
 
 use crate::common::{GIB, MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, first_device, start};
 use fake_node::{Config, Node};
@@ -6,8 +6,8 @@ use session::Page;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// What became of `count` processes that make a context of `context` bytes each at the same moment, under a
-/// limit; and the most that the device had in use.
+/// Starts `count` processes that make a context of `context` bytes each at the same moment, under a limit. Returns
+/// their results, and the most memory that the device had in use.
 fn begin(
     stage: &Stage,
     count: u32,
@@ -40,12 +40,12 @@ fn small_contexts_that_begin_together_all_fit() {
     let (seen, most) = begin(&Stage::new(), 200, 8 * MIB, 2 * GIB, &[]);
     assert_eq!((seen.value("made"), seen.value("refused"), seen.value("other")), (200, 0, 0));
     assert!(most <= 2 * GIB, "{most}");
-    // A limit that is less than what a context takes on other devices.
+    // A limit below the size of a context on other devices.
     let (seen, _) = begin(&Stage::new(), 20, 8 * MIB, 200 * MIB, &[]);
     assert_eq!((seen.value("made"), seen.value("refused")), (20, 0), "{}", seen.stderr);
 }
 
-/// Only the first one is made before its size is known.
+/// Only the first context is made before its size is known.
 #[test]
 fn large_contexts_that_begin_together_are_never_more_than_fit() {
     for context in [100 * MIB, 512 * MIB] {
@@ -56,7 +56,7 @@ fn large_contexts_that_begin_together_are_never_more_than_fit() {
     }
 }
 
-/// Whoever keeps the others waiting does so for a bounded time.
+/// A process delays the others for a bounded time only.
 #[test]
 fn a_first_context_that_is_never_made_is_not_waited_for_without_end() {
     let stage = Stage::new();
@@ -78,7 +78,7 @@ mod timed {
         for _ in 0..5 {
             let (seen, _) = begin(&Stage::new(), 60, 8 * MIB, 2 * GIB, &["kill"]);
             assert_eq!((seen.value("made"), seen.value("refused")), (30, 0), "{}", seen.stderr);
-            // Who stays on the way is waited for for 4 s.
+            // Others wait for such a process for 4 s.
             assert!(seen.value("ms") < 4000, "{}", seen.stdout);
         }
     }

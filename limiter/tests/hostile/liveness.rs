@@ -1,8 +1,8 @@
-//! Processes that hide from their siblings while they live.
+//! Processes that hide from the other processes of their session while they live.
 
 use crate::common::{GIB, MEMORY_LIMIT, Outcome, Stage, first_device, outcome};
 
-/// What became of the sibling's allocation: `alive` while the holder lived, `dead` after it was killed.
+/// The result of the asker's allocation: `alive` while the holder lived, `dead` after it was killed.
 fn hide(holder: &str, asker: &str) -> Option<Outcome> {
     let stage = Stage::new();
     let program = stage.compile("hide.c", "hide", &[]);
@@ -10,7 +10,7 @@ fn hide(holder: &str, asker: &str) -> Option<Outcome> {
     command.args([holder, asker]).env(MEMORY_LIMIT, first_device(3 * GIB));
     let seen = outcome(command.env("EMPTY", stage.session("empty")));
     if seen.code() == 77 {
-        // Namespaces and roots are for those who may change them.
+        // Namespaces and changes of the root need privileges.
         println!("{holder}, {asker}: {}", seen.stderr);
         return None;
     }
@@ -44,7 +44,7 @@ fn the_first_process_of_a_namespace_with_the_proc_outside_is_alive_until_it_is_k
     }
 }
 
-/// It cannot reach the page's file any more, so it cannot ask who lives.
+/// It can no longer reach the page's file, so it cannot ask which processes live.
 #[test]
 fn who_cannot_tell_takes_nothing() {
     for holder in ["no", "fds", "fds+pids"] {

@@ -1,6 +1,6 @@
-//! The limiter against programs, neighbours and daemons that mean harm, on the simulated GPU.
+//! The limiter against hostile programs, neighbours and daemons, on the simulated GPU.
 //!
-//! Tests that measure real time are in `timed`: `.config/nextest.toml` runs them with the machine to themselves.
+//! Tests that measure real time are in `timed`: `.config/nextest.toml` gives them the machine to themselves.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]

@@ -1,4 +1,4 @@
-//! Patches that are said to be made and are not, or that do not last.
+//! Patches that fail although the system reports success, or that do not last.
 
 use crate::common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn loader(which: &str, change: impl FnOnce(&mut Command)) -> Outcome {
     outcome(&mut command)
 }
 
-/// Whether the program got further than `cuInit`, and what it was told.
+/// Whether the program got further than `cuInit`, and what was reported to it.
 fn refused(outcome: &Outcome) -> bool {
     assert_eq!(
         outcome.complaints().len(),
@@ -62,7 +62,7 @@ fn patches_that_do_not_last_are_said_and_pass_where_failures_are_open() {
     }
 }
 
-/// Without any limit nothing is said, and nothing refused: in a session without limits, and outside of one.
+/// Without any limit nothing is reported or refused, in a session without limits and outside of one.
 #[test]
 fn a_process_without_a_limit_is_left_alone_whatever_became_of_the_patches() {
     for which in ["jumps", "half", "all"] {
@@ -79,7 +79,7 @@ fn a_process_without_a_limit_is_left_alone_whatever_became_of_the_patches() {
     }
 }
 
-/// The limits of a session count, whatever a process's own environment says.
+/// A session's limits apply, whatever a process's own environment says.
 #[test]
 fn a_process_of_a_limited_session_is_refused_without_a_limit_of_its_own() {
     let stage = Stage::new();
@@ -90,8 +90,8 @@ fn a_process_of_a_limited_session_is_refused_without_a_limit_of_its_own() {
     assert!(refused(&second), "{second:#?}");
 }
 
-/// Then nobody tells of libraries that are loaded. What is loaded with the program is patched all the same, and so is the
-/// driver, which is loaded at once.
+/// Then the limiter does not learn of later libraries. Libraries that are loaded with the program are still patched,
+/// and so is the driver, which is loaded at once.
 #[test]
 fn a_loader_that_cannot_be_watched_is_said() {
     let later = loader("loader", |_| ()).succeeded();
@@ -105,7 +105,7 @@ fn a_loader_that_cannot_be_watched_is_said() {
         command.env_remove(MEMORY_LIMIT);
     })
     .silent();
-    // The driver is not where it is looked for.
+    // The driver is not where the limiter looks for it.
     let stage = Stage::new();
     let program = stage.compile("loader.c", "loader", &[]);
     let mut command = on_such_a_machine(&stage, program, "loader");
@@ -140,7 +140,7 @@ fn restored(arguments: &[&str], policy: &str) -> Outcome {
     outcome(command.env("SLUICE_ON_FAILURE", policy)).succeeded()
 }
 
-/// A library, a debugger or the program itself writes a function's own first instructions back.
+/// A library, a debugger or the program itself restores a function's original instructions.
 #[test]
 fn a_patch_that_is_undone_is_noticed_when_the_driver_starts() {
     for name in ["cuMemAlloc_v2", "cuMemFree_v2", "cuDriverGetVersion"] {
@@ -162,7 +162,7 @@ fn a_patch_that_is_undone_is_noticed_when_a_library_is_loaded() {
         init.stderr.contains("cuInit: another tool or another copy of Sluice overwrote"),
         "{init:#?}"
     );
-    // What still reaches Sluice is refused.
+    // Calls that still reach Sluice are refused.
     assert_eq!((init.value("init"), init.stdout.contains("little")), (0, false), "{init:#?}");
     let alloc = restored(&["later", "cuMemFree_v2"], "closed");
     assert_eq!((alloc.value("little"), alloc.value("much")), (800, 800), "{alloc:#?}");
@@ -173,7 +173,7 @@ fn a_patch_that_is_undone_is_noticed_when_a_library_is_loaded() {
 fn a_patch_that_is_undone_is_noticed_within_seconds() {
     let one = restored(&["wait", "cuMemFree_v2"], "closed");
     assert_eq!((one.value("little"), one.value("much")), (800, 800), "{one:#?}");
-    // What is not patched any more cannot be refused, but it is said.
+    // Calls of an unpatched function cannot be refused, but the loss is reported.
     let alloc = restored(&["wait", "cuMemAlloc_v2"], "closed");
     assert_eq!((alloc.value("little"), alloc.value("much")), (0, 0), "{alloc:#?}");
     for outcome in [one, alloc] {
@@ -194,7 +194,7 @@ fn a_patch_that_is_undone_is_noticed_when_a_context_is_made() {
     assert!(!outcome.stdout.contains("little") && outcome.stderr.contains("cuMemAlloc_v2"));
 }
 
-/// The entry leads to the hook, and something is wrong with the hook.
+/// The entry leads to the hook, but the hook is broken.
 #[test]
 fn a_call_that_does_not_arrive_is_noticed() {
     let closed = restored(&["hook", "cuDriverGetVersion"], "closed");
@@ -211,7 +211,7 @@ fn a_breakpoint_at_a_patched_function_is_no_failure() {
     }
 }
 
-/// `sluice hooks` tells what was verified.
+/// `sluice hooks` lists the verified patches.
 #[test]
 fn what_does_not_last_is_not_listed_as_patched() {
     let stage = Stage::new();
@@ -234,7 +234,7 @@ fn what_does_not_last_is_not_listed_as_patched() {
     }
 }
 
-/// Sets entries of a library's dynamic section, or reads the words that they point to.
+/// Modifies entries of a library's dynamic section, or reads the words that they point to.
 fn change(path: &Path, change: impl Fn(&mut [u8], i64, usize)) {
     let mut file = std::fs::read(path).unwrap();
     let number = |file: &[u8], at: usize, length: usize| {
@@ -259,7 +259,7 @@ fn change(path: &Path, change: impl Fn(&mut [u8], i64, usize)) {
     std::fs::write(path, file).unwrap();
 }
 
-/// What a library says of itself may be wrong, in parts that the loader does not look at.
+/// A library's own metadata may be wrong in parts that the loader does not read.
 #[test]
 fn a_library_that_tells_nonsense_of_itself_harms_nothing() {
     const DT_STRSZ: i64 = 10;
@@ -283,7 +283,7 @@ fn a_library_that_tells_nonsense_of_itself_harms_nothing() {
     }
 }
 
-/// A copy of the driver whose symbols say that they are something else.
+/// A copy of the driver whose symbols claim another kind.
 fn driver_with_symbols_of(stage: &Stage, kind: u8, name: Option<&str>) -> PathBuf {
     let mut file = std::fs::read(built("libfake_cuda.so")).unwrap();
     let number = |file: &[u8], at: usize, length: usize| {
@@ -326,7 +326,7 @@ fn functions_without_a_type_are_patched() {
     assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
 }
 
-/// Where `cuInit` is no function, the driver finds no device; and a line says so.
+/// If `cuInit` is not a function, the driver finds no device, and a line reports it.
 #[test]
 fn a_driver_whose_symbols_are_no_functions_is_said() {
     for name in [Some("cuInit"), None] {

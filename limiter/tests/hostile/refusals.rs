@@ -14,7 +14,7 @@ struct Session {
 }
 
 impl Session {
-    /// With a limit in MiB, and the part of it that may be on the device.
+    /// A session with a limit in MiB, and the part of it that may be on the device.
     fn new(limit: u64, real: Option<u64>) -> Self {
         let stage = Stage::new();
         stage.compile("steps.c", "steps", &[]);
@@ -35,7 +35,7 @@ impl Session {
     }
 }
 
-/// The one line about a refusal ends like this, and no line names another limit.
+/// The one line about a refusal ends with `wanted`, and no line names another limit.
 #[track_caller]
 fn says(seen: &Outcome, wanted: &str) {
     let about = |line: &&&str| line.contains("would be exceeded");
@@ -54,7 +54,7 @@ fn contexts() {
     says(&seen, &format!("takes 512 MiB; {REAL}256 MiB, would be exceeded (0 MiB in use)"));
     let seen = Session::new(256, None).steps(&["used"]);
     says(&seen, &format!("takes 512 MiB; {LIMIT}256 MiB would be exceeded (0 MiB in use)"));
-    // The second one finds the first.
+    // The second process finds the first one's use.
     for (limit, real, wanted) in [
         (1000, None, format!("{LIMIT}1000 MiB would be exceeded (512 MiB in use")),
         (2000, Some(600), format!("{REAL}600 MiB, would be exceeded (512 MiB in use")),
@@ -71,7 +71,7 @@ fn contexts() {
     }
 }
 
-/// The first one is measured when it is there already, and counts once.
+/// The first context is measured once it exists, and counts once.
 #[test]
 fn a_context_that_fits_to_the_byte() {
     for (limit, real) in [(512, None), (520, None), (1024, Some(512)), (1024, Some(530))] {
@@ -102,15 +102,15 @@ fn allocations() {
         ("async:200", true),
         ("create:200", false),
     ] {
-        // Too little on the device, and enough in all: only what cannot be on the host is refused.
+        // Too little on the device but enough in total: only memory that cannot be on the host is refused.
         let seen = Session::new(2000, Some(600)).steps(&[step]).succeeded();
         if !places_on_host {
             says(&seen, &format!("{REAL}600 MiB, would be exceeded (512 MiB in use"));
-            // Lines of the log have a level.
+            // Log lines have a level, unlike reports.
             let is_plain = |line: &&&str| line.starts_with("sluice: device");
             assert_eq!(seen.complaints().iter().filter(is_plain).count(), 1, "{seen:#?}");
         }
-        // Too little in all.
+        // Too little in total.
         for real in [None, Some(600)] {
             let seen = Session::new(700, real).steps(&[step]).succeeded();
             says(&seen, &format!("{LIMIT}700 MiB would be exceeded (512 MiB in use"));

@@ -1,4 +1,4 @@
-//! Programs that launch and die at once, again and again. Lives and kernels of other lengths are tested in virtual time
+//! Programs that launch and die at once, again and again. Other lifetimes and kernel lengths are tested in virtual time
 //! (`fake-world`, `deaths`).
 
 use super::device_time::{Device, daemon};
@@ -10,8 +10,8 @@ use std::time::Duration;
 /// In percentage points.
 const TOLERANCE: f64 = 2.0;
 
-/// How much of the device's time a session of 5 % gets in which programs launch so much and die, as many at the same
-/// time as `many` says.
+/// The percentage of the device's time that a session of 5 % gets if its programs launch `ms` of kernels of `us` and
+/// then die, `many` at the same time.
 fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Option<&Path>) -> f64 {
     let program = stage.compile("dies.c", "dies", &[]);
     let device = Device::of(stage);
@@ -21,7 +21,7 @@ fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Opt
         command.env("SLUICE_DAEMON", socket);
     }
     let running = start(command.args([how, many, "60", ms, us]));
-    // What was saved up is not seen.
+    // Skip the time that was saved up.
     let _ = device.watch(&[], Duration::from_secs(1));
     let worked = device.watch(&[], Duration::from_secs(8));
     running.kill();
@@ -31,8 +31,8 @@ fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Opt
     worked.all
 }
 
-/// It gets next to nothing more, and it does get something: long kernels at a twentieth are so rare that there may be
-/// none for a while.
+/// It gets next to nothing more than its share, and it does get something: at a twentieth, long kernels are so rare
+/// that there may be none for a while.
 #[track_caller]
 fn holds(how: &str, many: &str, ms: &str, us: &str) {
     let gets_something = (0..3).any(|_| {
@@ -53,9 +53,9 @@ fn a_loop_of_programs_that_exit_at_once() {
     holds("exec-_exit", "1", "30", "30000");
 }
 
-/// What is queued at its gate is let through as a program ends, and charged: however little of it the driver still does,
-/// no more programs end than have time for all of their work. The first ones may be ahead by what may be queued, and
-/// the last one is paid for after it has ended.
+/// Work queued at a program's gate is released when the program ends, and charged: however little of it the driver
+/// still executes, no more programs end than their time allows. The first ones may be ahead by the work that may be
+/// queued, and the last one is charged after it has ended.
 #[test]
 fn a_loop_of_programs_that_end_with_work_queued() {
     const QUEUED_MS: f64 = 100.0;
@@ -85,7 +85,7 @@ fn fifty_at_once() {
     holds("exec-kill", "50", "300", "300000");
 }
 
-/// Nobody sees that such a process does nothing any more, and its kernel goes on.
+/// Nobody notices that such a process no longer does anything, and its kernel runs on.
 #[test]
 fn programs_that_are_stopped_while_they_hold_a_lease() {
     holds("exec-stop", "1", "300", "300000");

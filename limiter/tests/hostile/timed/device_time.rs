@@ -1,4 +1,4 @@
-//! What the simulated GPU itself says of the time for which it worked. It does not depend on how programs count.
+//! The simulated GPU's own account of the time for which it worked, independent of how programs count.
 
 use crate::common::{Busy, Measured, Running, Stage, built, eventually, start};
 use fake_node::{Config, Node};
@@ -8,20 +8,20 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How often the device is looked at: it then also sees at once which processes have died.
+/// How often the device is polled; it then also notices at once which processes have died.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The stage's first device.
 pub(super) struct Device(Node);
 
-/// What the device did in a while.
+/// The device's work in a period.
 #[derive(Debug)]
 pub(super) struct Worked {
-    /// For each process that was asked for: percent of the time.
+    /// Percent of the time, for each watched process.
     pub(super) percent: Vec<f64>,
-    /// The longest time for which it did not get the device.
+    /// The longest time for which each watched process did not get the device.
     pub(super) longest_pause: Vec<Duration>,
-    /// Percent of the time for which the device worked for anybody.
+    /// Percent of the time for which the device worked for any process.
     pub(super) all: f64,
     /// How busy the machine was meanwhile.
     pub(super) busy: Busy,
@@ -34,7 +34,7 @@ impl Device {
         )
     }
 
-    /// Watches it for a while.
+    /// Watches the device for a period.
     pub(super) fn watch(&self, processes: &[u32], time: Duration) -> Worked {
         let look = || {
             let state = self.0.lock();
@@ -72,7 +72,7 @@ impl Device {
     }
 }
 
-/// A daemon that listens, and its socket.
+/// A running daemon and its socket.
 pub(super) fn daemon(stage: &Stage) -> (PathBuf, Running) {
     let socket = stage.folder().join("daemon.sock");
     let mut command = stage.native(built("hypervisor"));

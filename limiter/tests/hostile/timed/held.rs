@@ -1,13 +1,13 @@
-//! Programs whose streams wait for what they do after more launches.
+//! Programs whose streams wait for what the programs do after further launches.
 
 use crate::common::{Busy, COMPUTE_LIMIT, Stage, first_device, outcome};
 
-/// Rounds of so many launches, each round behind a value that the program writes at its end, under a limit. The longest
-/// round, and all of them.
+/// Runs rounds of launches, each behind a value that the program writes at the round's end, under a limit. Returns the
+/// longest round and the sum of all (ms).
 fn rounds(arguments: [&str; 4], percent: u32) -> (u64, u64, Busy) {
     let stage = Stage::new();
     let program = stage.compile("held.c", "held", &[]);
-    // A program that hangs is ended.
+    // End a program that hangs.
     let mut command = stage.limited("timeout");
     command.arg("40").arg(&program).args(arguments).env(COMPUTE_LIMIT, first_device(percent));
     let outcome = outcome(&mut command).silent();
@@ -24,7 +24,7 @@ fn launches_behind_a_value_are_not_held_up_for_long() {
     assert!(all <= busy.most_ms(4_500), "{all} ms for 720 ms of work, {busy:?}");
 }
 
-/// The same in several streams: a round has 320 ms of work.
+/// The same with several streams: a round has 320 ms of work.
 #[test]
 fn launches_into_several_streams_behind_a_value_are_not_held_up_for_long() {
     for streams in ["2", "8"] {
@@ -41,10 +41,10 @@ fn launches_into_several_streams_behind_a_value_are_not_held_up_for_long() {
     }
 }
 
-/// No work becomes free by waiting: ten rounds of 60 ms take a share of a quarter four times as long.
+/// Waiting makes no work free: at a share of a quarter, ten rounds of 60 ms take four times as long.
 #[test]
 fn what_is_launched_behind_a_value_is_charged() {
     let (_, all, _) = rounds(["1", "20", "3000", "20"], 25);
-    // The first lease's part may be ahead of the share.
+    // The first lease may be ahead of the share.
     assert!(all >= 1_200 * 4 * 9 / 10, "{all} ms for 1,200 ms of work");
 }

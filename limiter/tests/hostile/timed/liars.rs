@@ -1,5 +1,5 @@
-//! A session whose reports are false, beside one that tells the truth. Other lies are told in virtual time
-//! (`scheduler`, `liars`).
+//! A session whose reports are false, beside an honest one. Other lies are tested in virtual time (`scheduler`,
+//! `liars`).
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, start,
@@ -16,14 +16,14 @@ const LIAR: u32 = 1;
 /// In percentage points.
 const POINTS: f64 = 5.0;
 
-/// A number of a JSON message, and what stands there instead.
+/// A number of a JSON message, and its replacement.
 type Lie = (&'static str, u32);
 
-/// What the daemon hears of the liar's share. The liar's own page allows the whole device, so nothing
-/// but the daemon holds it back.
+/// The share that the daemon is told for the liar. The liar's own page allows the whole device, so only the daemon
+/// limits it.
 const TOLD_SHARE: Lie = ("share_ppm", LIAR * 10_000);
 
-/// Sets a number of a JSON message, and keeps the message's length.
+/// Replaces a number of a JSON message, keeping the message's length.
 fn falsify(message: &mut [u8], (key, value): Lie) {
     let key = format!("\"{key}\":");
     let Some(at) = message.windows(key.len()).position(|there| there == key.as_bytes()) else {
@@ -48,7 +48,7 @@ fn copy(mut from: UnixStream, mut to: UnixStream, lies: &[Lie]) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Stands between a limiter and the daemon, and falsifies these numbers of all reports.
+/// A proxy between a limiter and the daemon that falsifies these numbers in all reports.
 fn lie(daemon: &Path, at: &Path, lies: &'static [Lie]) {
     let listener = UnixListener::bind(at).unwrap();
     let daemon = daemon.to_owned();
@@ -80,7 +80,7 @@ fn progress(outcome: &Outcome) -> Vec<u64> {
     counts
 }
 
-/// Percentage of the device's time in ten seconds: kernels of 2 ms.
+/// Percentage of the device's time in ten seconds, with kernels of 2 ms.
 #[track_caller]
 fn delivered(outcome: &Outcome) -> f64 {
     let counts = progress(outcome);

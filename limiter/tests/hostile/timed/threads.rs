@@ -5,7 +5,7 @@ use crate::common::{COMPUTE_LIMIT, SESSION_DIR, Stage, built, first_device, outc
 use std::process::Command;
 use std::time::Duration;
 
-/// What the own turn of a session takes beside another one, with gates on threads.
+/// The length of a session's turn beside another session, with gates on threads (ms).
 const TURN_OF_THREADS: Duration = Duration::from_millis(50);
 
 fn beside(threads: &str, us: &str) -> Worked {
@@ -34,14 +34,15 @@ fn beside(threads: &str, us: &str) -> Worked {
     worked
 }
 
-/// The other one gets what it gets beside one thread, and does not wait longer. Nor does the program get more.
+/// The other session gets as much as beside one thread, and does not wait longer. The program itself gets no more
+/// either.
 #[test]
 fn a_neighbour_of_many_threads_gets_its_share() {
     let one_thread = beside("1", "2000");
     for (threads, us) in [("32", "2000"), ("200", "2000"), ("500", "2000"), ("200", "100")] {
         let worked = beside(threads, us);
         let [many, other] = worked.percent[..] else { panic!("{worked:?}") };
-        // With so many threads the program spends time on waking them, and keeps the machine busy with that.
+        // With so many threads the program spends time on waking them, which also keeps the machine busy.
         let tolerance = if threads == "32" { 2.0 } else { 15.0 };
         let [of_many, of_other] =
             [(one_thread.percent[0], tolerance), (one_thread.percent[1], 2.0)]
@@ -49,13 +50,13 @@ fn a_neighbour_of_many_threads_gets_its_share() {
         assert!((of_other..=52.0).contains(&other), "{threads} of {us} us: {worked:?}");
         assert!((of_many..=52.0).contains(&many), "{threads} of {us} us: {worked:?}");
         let pause = worked.longest_pause[1];
-        // So many streams are not held: turns are as long as between threads.
+        // So many streams are not held: turns are as long as with gates on threads.
         let most = worked.busy.most(one_thread.longest_pause[1].max(TURN_OF_THREADS) * 3);
         assert!(pause <= most, "{threads} of {us} us: {pause:?}");
     }
 }
 
-/// Each makes a lane, and its thread ends at once.
+/// Each thread makes a lane and ends at once.
 #[test]
 fn ten_thousand_threads_with_one_launch_each() {
     let stage = Stage::new();
