@@ -1,13 +1,13 @@
-//! How often people are told of what happens again and again. Pure: time is an argument.
+//! Limits how often an event that recurs is reported. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The least time between two words about the same.
+/// Minimum time between two reports of the same series.
 const AGAIN: Duration = Duration::from_secs(10);
-/// The least time between two texts; what differs before that is counted to the one before.
+/// Minimum time between two series; until then, a different text is counted in the previous series.
 const ANEW: Duration = Duration::from_secs(60);
 
-/// What has been told of a counter that others write.
+/// The reports made about a counter that other processes increment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Often {
     seen: u64,
@@ -16,24 +16,24 @@ pub(crate) struct Often {
     series: Option<(String, Instant)>,
 }
 
-/// What is to be told.
+/// A report to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// How many there were.
+    /// How often it happened since the last report.
     pub(crate) count: u64,
-    /// With what they are counted.
+    /// The series to which it is added.
     pub(crate) series: String,
 }
 
 impl Often {
-    /// What is there already is not told.
+    /// Starts at `seen`, without reporting what was counted before.
     pub(crate) const fn from(seen: u64) -> Self {
         Self { seen, pending: 0, told: None, series: None }
     }
 
-    /// The counter stands there. `series`: what differs by this is something else.
+    /// Takes the counter's value. `series`: identifies the text of a report.
     pub(crate) fn take(&mut self, count: u64, series: &str, now: Instant) -> Option<Due> {
-        // Whoever writes it may set it back.
+        // Other processes write the counter, and may decrease it.
         self.pending = self.pending.saturating_add(count.saturating_sub(self.seen));
         self.seen = count;
         let is_early = |since: Instant, time| now.saturating_duration_since(since) < time;
@@ -72,13 +72,13 @@ mod tests {
         assert_eq!(often.take(904, "b", at(11)), due(900, "a"));
         assert_eq!(often.take(904, "b", at(30)), None);
         assert_eq!(often.take(905, "b", at(61)), due(1, "b"));
-        // Set back, and on from there.
+        // The counter is decreased and then increased.
         assert_eq!(often.take(2, "b", at(80)), None);
         assert_eq!(often.take(4, "b", at(90)), due(2, "b"));
     }
 
     proptest! {
-        /// Whatever is written there: at most one word in 10 s, one text in 60 s, and nothing is lost or invented.
+        /// For any counter values: at most one report in 10 s, one series in 60 s, and no count lost or invented.
         #[test]
         fn nobody_is_flooded(steps in prop::collection::vec((0_u64..5, 0_u64..8, 0_u8..4), 1..200)) {
             let (mut often, start) = (Often::default(), Instant::now());

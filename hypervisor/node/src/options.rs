@@ -1,4 +1,4 @@
-//! How the node's part is to run.
+//! The options of `hypervisor node`, with their defaults and checks.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -15,33 +15,34 @@ use crate::cluster::ClusterOptions;
 use crate::image_preloads::ImagePreloads;
 use crate::pool::Scaling;
 
-/// The kubelet's folder.
+/// Default of the kubelet's directory.
 pub const KUBELET: &str = "/var/lib/kubelet";
-/// The folder of allocations.
+/// Default of the allocations' directory.
 pub const ALLOCATIONS: &str = "/run/sluice-allocations";
-/// The folder of the libraries that containers preload.
+/// Default directory of the libraries that containers preload.
 pub const LIBRARY: &str = "/usr/lib/sluice";
-/// The daemon's socket.
+/// Default of the daemon's socket.
 pub const DAEMON: &str = "/run/sluice/hypervisor.sock";
-/// Where in the kubelet's folder plugins are.
+/// Subdirectory of the kubelet's directory with the device plugins' sockets.
 const PLUGINS: &str = "device-plugins";
 
 /// How a container gets the driver's device files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceList {
-    /// They are named, and `NVIDIA_VISIBLE_DEVICES` tells NVIDIA's container runtime to bring its libraries.
+    /// The plugin lists the device files, and `NVIDIA_VISIBLE_DEVICES` makes NVIDIA's container runtime mount the
+    /// libraries.
     Files,
-    /// The container runtime has NVIDIA's CDI file, which names both.
+    /// The plugin names CDI devices; NVIDIA's CDI file lists device files and libraries.
     Cdi,
-    /// They are named, and the driver's libraries are mounted: the container runtime knows nothing of NVIDIA's.
+    /// The plugin lists the device files and mounts the driver's libraries. For runtimes without NVIDIA's container
+    /// toolkit.
     Mounts,
 }
 
 impl DeviceList {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Files, Self::Cdi, Self::Mounts];
 
-    /// Its name in options.
+    /// The name in options.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -52,7 +53,7 @@ impl DeviceList {
     }
 }
 
-/// A text that names no such way.
+/// The text is no name of a [`DeviceList`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no way to name devices; expected files, cdi or mounts")]
 pub struct DeviceListError(String);
@@ -66,54 +67,54 @@ impl FromStr for DeviceList {
     }
 }
 
-/// How the node's part is to run.
+/// The options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The kubelet's folder.
+    /// The kubelet's directory.
     pub kubelet: PathBuf,
-    /// The folder of allocations.
+    /// The allocations' directory.
     pub allocations: PathBuf,
-    /// Whose names pods may use.
+    /// The dialects whose resource names pods may use.
     pub dialects: Vec<Dialect>,
-    /// What is switched on.
+    /// The feature gates.
     pub gates: FeatureGates,
-    /// What the cluster calls resources.
+    /// The resource names that the cluster uses.
     pub names: ResourceNames,
-    /// How many containers may have a part of one GPU.
+    /// How many containers may share a GPU.
     pub split: NonZeroU32,
-    /// How many MiB one unit of memory is.
+    /// MiB per memory unit.
     pub memory_factor: NonZeroU32,
-    /// The folder of the libraries that containers preload.
+    /// The directory of the libraries that containers preload.
     pub library: PathBuf,
-    /// The socket of the node's daemon, whose folder containers see.
+    /// The daemon's socket. Containers see its directory.
     pub daemon: PathBuf,
-    /// How containers get device files.
+    /// How containers get device files and the driver's libraries.
     pub devices: DeviceList,
-    /// The node's folder of the driver's libraries. `None`: it is looked for.
+    /// The directory of the driver's libraries. `None`: search for it.
     pub driver: Option<PathBuf>,
-    /// How what images preload themselves is kept. `None`: it is hidden.
+    /// How images' preload lists are kept. `None`: they are hidden.
     pub image_preloads: Option<ImagePreloads>,
-    /// How often what a GPU has may be promised.
+    /// How far GPUs may be overcommitted.
     pub scaling: Scaling,
-    /// The file that says how many TFLOPS GPUs have, for pods of vgpu.rs.
+    /// The file with the TFLOPS of GPU models, for pods of vgpu.rs.
     pub gpu_info: Option<PathBuf>,
-    /// In which form HAMi's schedulers are told of the devices.
+    /// The format in which devices are registered for HAMi's schedulers.
     pub hami: HamiForm,
-    /// Where pods say what they ask for. `None`: the kubelet's counts are all that is known.
+    /// How to read pods from the API server. `None`: only the kubelet's counts are known.
     pub cluster: Option<ClusterOptions>,
-    /// Where the container runtime finds the CDI files of claims. `None`: there is no DRA driver.
+    /// The directory for the CDI files of claims. `None`: no DRA driver.
     pub dra: Option<PathBuf>,
-    /// The container runtime's socket for its plugins. `None`: containers of other schedulers are left alone.
+    /// The container runtime's NRI socket. `None`: containers of other schedulers are not limited.
     pub nri: Option<PathBuf>,
 }
 
-/// An option that cannot be followed.
+/// An invalid option.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
-    /// Nothing is to be offered.
+    /// No dialect is chosen.
     #[error("no dialect is chosen; expected vgpu-manager, volcano, hami or vgpu-rs")]
     NoDialect,
-    /// A folder has to be named from the root: the kubelet mounts it.
+    /// Paths must be absolute, since the kubelet mounts them.
     #[error("{option} {folder}; expected a path that begins with /", folder = folder.display())]
     Relative {
         /// The option.
@@ -121,7 +122,7 @@ pub enum OptionsError {
         /// Its value.
         folder: PathBuf,
     },
-    /// What GPUs can do cannot be read.
+    /// The file with the TFLOPS of GPU models cannot be read.
     #[error("--gpu-info {file}: {why}", file = file.display())]
     GpuInfo {
         /// The file.
@@ -129,7 +130,7 @@ pub enum OptionsError {
         /// Why.
         why: String,
     },
-    /// Containers see the daemon's folder, and must not see what others have.
+    /// Every container sees the daemon's directory, so allocations must not be in it.
     #[error(
         "--allocations {allocations}: it is in the folder of --daemon {daemon}, which every container sees; expected another folder",
         allocations = allocations.display(),
@@ -141,12 +142,12 @@ pub enum OptionsError {
         /// The daemon's socket.
         daemon: PathBuf,
     },
-    /// Claims are the API server's.
+    /// The DRA driver reads claims from the API server.
     #[error(
         "--dra without --node-name: the driver has to ask an API server; expected --node-name NAME"
     )]
     DraWithoutCluster,
-    /// There is no kubelet's folder.
+    /// The kubelet's plugin directory is missing.
     #[error(
         "--kubelet-dir: {folder}: {source}; expected the folder in which a kubelet keeps its plugins' sockets",
         folder = folder.display()
@@ -160,13 +161,13 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// What is to be offered.
+    /// The resources to offer.
     pub(crate) fn resources(&self) -> Result<Vec<Resource>, OptionsError> {
         let resources = offered(&self.dialects, &self.gates);
         if resources.is_empty() { Err(OptionsError::NoDialect) } else { Ok(resources) }
     }
 
-    /// What GPUs can do. Empty: nobody says it.
+    /// The TFLOPS of GPU models. Empty without the option.
     pub(crate) fn gpu_info(&self) -> Result<GpuInfo, OptionsError> {
         let Some(file) = &self.gpu_info else { return Ok(GpuInfo::default()) };
         let wrong = |why| OptionsError::GpuInfo { file: file.clone(), why };
@@ -174,7 +175,7 @@ impl Options {
         text.parse().map_err(|error: GpuInfoError| wrong(error.to_string()))
     }
 
-    /// The folder of plugins. It is not made: without it there is no kubelet here.
+    /// The directory for plugins' sockets. Never created: if it is missing, no kubelet runs here.
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
         let hook = self.image_preloads.as_ref();
         let hook = hook.map(|hook| [("--cdi-dir", &hook.cdi), ("--hook", &hook.program)]);

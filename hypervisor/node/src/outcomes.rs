@@ -1,5 +1,5 @@
-//! What became of pods' containers, in the order in which it happened, and what their schedulers are to be told of that. An
-//! API server may do late what it was asked for early. Pure.
+//! The outcome of each pod's containers, and the annotations that tell its scheduler. Outcomes are numbered, because
+//! writes to the API server may be delayed and overtaken. Pure.
 
 use core::num::NonZeroU32;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,34 +10,34 @@ use dialects::{Claim, Dialect, PodClaims};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-/// By the UIDs of pods.
+/// The outcomes by pod UID.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes {
     of: BTreeMap<String, Outcome>,
-    /// Grows with whatever happens.
+    /// The number of the latest outcome.
     last: u64,
-    /// What it was when it was last told which pods there are.
+    /// The value of `last` at the previous [`Self::keep`].
     kept: u64,
 }
 
-/// What became of a pod's containers.
+/// The outcome of a pod's containers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     number: u64,
-    /// Those that do not start or have no limits, and why.
+    /// Containers that do not start or have no limits, with the reason.
     refused: BTreeMap<String, String>,
-    /// One that was refused has started since, and none is.
+    /// Whether all refused containers have started since.
     mended: bool,
-    /// What all of them have.
+    /// What all of its containers have.
     real: Option<(Dialect, PodClaims)>,
 }
 
-/// A word to a scheduler.
+/// What to write for a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Word {
-    /// What is to be written to the pod. `null`: nothing.
+    /// The patch of the pod's metadata. `null`: none.
     pub(crate) metadata: Value,
-    /// A node's lock that this ends, and whether it is the pod's also where it names none.
+    /// The node lock to release, and whether the pod owns a lock that names no pod.
     pub(crate) lock: Option<(&'static str, bool)>,
 }
 
@@ -49,7 +49,7 @@ impl Outcomes {
         outcome
     }
 
-    /// A container has its GPUs. Returns the number of that.
+    /// Records that a container has its GPUs. Returns the number of this outcome.
     pub(crate) fn started(
         &mut self,
         uid: &str,
@@ -63,14 +63,14 @@ impl Outcomes {
         outcome.number
     }
 
-    /// What one that runs has is another part now.
+    /// Records that a running container's share has changed.
     pub(crate) fn changed(&mut self, uid: &str, real: (Dialect, PodClaims)) -> u64 {
         let outcome = self.now(uid);
         outcome.real = Some(real);
         outcome.number
     }
 
-    /// A container does not start, or has no limits. `None`: that was said before.
+    /// Records that a container does not start, or has no limits. `None`: recorded before, with the same reason.
     pub(crate) fn refused(&mut self, uid: &str, container: &str, reason: &str) -> Option<u64> {
         let known = self.of.get(uid).and_then(|outcome| outcome.refused.get(container));
         if known.is_some_and(|known| known == reason) {
@@ -82,12 +82,12 @@ impl Outcomes {
         Some(outcome.number)
     }
 
-    /// Whether it is known that a container does not start, whatever the reason was.
+    /// Whether a container is recorded as refused, for any reason.
     pub(crate) fn is_refused(&self, uid: &str, container: &str) -> bool {
         self.of.get(uid).is_some_and(|outcome| outcome.refused.contains_key(container))
     }
 
-    /// What is to be told, if nothing has happened since.
+    /// The outcome, if it still has this number.
     pub(crate) fn latest(&self, uid: &str, number: u64) -> Option<&Outcome> {
         self.of.get(uid).filter(|outcome| outcome.number == number)
     }
@@ -96,7 +96,7 @@ impl Outcomes {
         self.of.remove(uid);
     }
 
-    /// Forgets all others, but for those that may be younger than the list.
+    /// Forgets pods that are not present, unless their outcome may be newer than the list.
     pub(crate) fn keep(&mut self, present: &BTreeSet<String>) {
         let before = std::mem::replace(&mut self.kept, self.last);
         self.of.retain(|uid, outcome| present.contains(uid) || outcome.number > before);
@@ -104,7 +104,7 @@ impl Outcomes {
 }
 
 impl Outcome {
-    /// What a pod that is so is to say from now on. `factor`: the node's memory factor.
+    /// What to write for the pod's scheduler, given the pod's current state. `factor`: the node's memory factor.
     pub(crate) fn word(&self, pod: &Pod, factor: NonZeroU32) -> Word {
         let mut word = Word { metadata: Value::Null, lock: None };
         let text = |claims, dialect| {
@@ -115,7 +115,7 @@ impl Outcome {
             let Some(phase) = names.phase else { continue };
             let waits = is_allocating(pod, dialect);
             if !self.refused.is_empty() {
-                // It has succeeded when the first container starts, and the second may be refused.
+                // The pod counts as succeeded once its first container starts; the second may be refused later.
                 if waits || has_succeeded(pod, dialect) {
                     set_phase(&mut word.metadata, phase, phase.failed);
                     word.lock = names.lock.filter(|_| waits).map(|lock| (lock, true));
@@ -135,7 +135,7 @@ impl Outcome {
                 let nothing = text(PodClaims::default(), dialect);
                 word.metadata["annotations"][names.claimed] = nothing.into();
             }
-            // An earlier run may have ended before it gave the lock back.
+            // Also if an earlier run ended between writing the phase and releasing the lock.
             word.lock = names.lock.map(|lock| (lock, waits));
         }
         if let Some((dialect @ Dialect::VgpuManager, real)) = &self.real
@@ -147,7 +147,7 @@ impl Outcome {
             }
         }
         if let Value::Object(metadata) = &mut word.metadata {
-            // Another pod of this name is not meant, nor one that says something else by now.
+            // Makes the API server refuse the patch for another pod of this name, or a changed pod.
             metadata.insert("uid".to_owned(), json!(pod.metadata.uid));
             metadata.insert("resourceVersion".to_owned(), json!(pod.metadata.resource_version));
         }
@@ -155,8 +155,8 @@ impl Outcome {
     }
 }
 
-/// What its scheduler is to count instead of what it has claimed: containers that are on other GPUs are there. `None`: none
-/// is, or nobody counts it.
+/// The claims that the scheduler should count if containers are on other GPUs than claimed. `None`: all are where they
+/// were claimed, or the dialect has no annotation for it.
 fn claims_elsewhere(
     pod: &Pod,
     dialect: Dialect,
@@ -228,10 +228,10 @@ mod tests {
         for phase in ["allocating", "succeed"] {
             assert_eq!(word(&all, second, phase).unwrap().metadata["labels"][PHASE], "failed");
         }
-        // It is said once.
+        // A repeated reason is not reported again.
         assert_eq!(all.refused("u", "b", "no"), None);
         assert!(all.is_refused("u", "b") && !all.is_refused("u", "a") && !all.is_refused("v", "b"));
-        // The other one starts again: that mends nothing.
+        // The other container starts again, which mends nothing.
         let again = all.started("u", "a", real(Dialect::VgpuManager, &["a"]));
         assert!(word(&all, again, "failed").unwrap().metadata["labels"].is_null());
         let mended = all.started("u", "b", real(Dialect::VgpuManager, &["a", "b"]));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(word(&all, mended, "failed"), None);
     }
 
-    /// An earlier run has said it, and this one does not know of which container.
+    /// An earlier run has written the failure, and this run does not know of which container.
     #[test]
     fn a_failure_that_this_run_knows_nothing_of_stays() {
         let mut all = Outcomes::default();
@@ -264,12 +264,12 @@ mod tests {
         );
         assert_eq!(said.metadata["annotations"]["hami.io/vgpu-devices-to-allocate"], ";;");
         assert_eq!(said.lock, Some(("hami.io/mutex.lock", true)));
-        // That was done before this run: only a lock with the pod's name is its.
+        // The phase was written before this run: only a lock with the pod's name is the pod's.
         let said = word(&all, number, "succeed").unwrap();
         assert_eq!(said, Word { metadata: Value::Null, lock: Some(("hami.io/mutex.lock", false)) });
     }
 
-    /// Amounts of memory are in units of the factor, and slots of containers that are where they were claimed stay.
+    /// Memory is in units of the factor, and containers that are where they were claimed keep their slots.
     #[test]
     fn a_claim_follows_the_gpu_that_was_given() {
         let (claimed, got) = (GpuId::from_bytes([2; 16]), GpuId::from_bytes([1; 16]));
@@ -297,7 +297,6 @@ mod tests {
         assert_eq!(told(claimed), Value::Null);
     }
 
-    /// `nodelock.LockNode(node, "hamivgpu")`: the annotation names no pod.
     #[test]
     fn volcanos_lock_is_released() {
         let mut pod = pod("allocating");
@@ -311,8 +310,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in which order, the pod has failed if and only if a container is refused at the end, and
-        /// whoever writes what was known before has nothing to say.
+        /// For any order of events: the pod has failed exactly if a container is refused at the end, and outdated
+        /// outcomes are not written.
         #[test]
         fn the_end_decides(steps in prop::collection::vec((0_usize..2, any::<bool>()), 1..12)) {
             let (mut all, mut refused, mut numbers) = (Outcomes::default(), [false; 2], Vec::new());

@@ -1,5 +1,5 @@
-//! Whose an allocation is: of the container that the kubelet lists with its ids, or of an init container that starts with
-//! them.
+//! Finds the owner of an allocation: the container that the kubelet lists with its ids, or an init container that
+//! starts with them.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -19,20 +19,20 @@ use crate::resolver::{Resolver, Undecided};
 use crate::starting::{self, Inits, Places, Starts};
 use crate::words::is_where_claimed;
 
-/// Who has an allocation.
+/// The container that owns an allocation.
 #[derive(Clone)]
 pub(crate) struct Owner {
     pub(crate) holder: Holder,
-    /// As the kubelet lists it. `None`: an init container.
+    /// Its entry in the kubelet's list. `None`: an init container.
     pub(crate) listed: Option<Listed>,
-    /// Its pod, if it is known.
+    /// Its pod, if known.
     pub(crate) pod: Option<Arc<Pod>>,
 }
 
-/// What is known of it.
+/// The result of looking for an owner.
 pub(crate) enum Owned {
     By(Owner),
-    /// It is not known yet who starts with it.
+    /// A container starts with the ids, but which one is not known yet.
     Unclear,
     Nobody,
 }
@@ -90,8 +90,8 @@ impl Resolver {
         Some(Places { resource: row.name, dialect: row.dialect, count: waiting.ids.len() })
     }
 
-    /// The init containers that may start with ids that no container is listed with. Of several, the one that sees the
-    /// allocation, when it runs.
+    /// The init containers that may start with ids that no listed container has. If several may and one already runs,
+    /// only the one that sees the allocation.
     async fn initializing(
         &self,
         cluster: &Cluster,
@@ -119,7 +119,7 @@ impl Resolver {
         due
     }
 
-    /// The pod of the container whose limits are written, as far as it has been heard of.
+    /// The pod of the container whose limits are written.
     pub(crate) async fn pod_of(&self, decided: &Holder) -> Option<Arc<Pod>> {
         let cluster = self.cluster.as_ref()?;
         match cluster.pods().into_iter().find(|pod| placing::is_of(pod, decided)) {
@@ -128,19 +128,19 @@ impl Resolver {
         }
     }
 
-    /// Whether another container of the pod may start with this allocation than the one whose limits are written.
+    /// Whether a container other than the one whose limits are written may start with this allocation.
     pub(crate) fn may_be_another(&self, waiting: &Waiting, pod: &Pod, decided: &Holder) -> bool {
         let is_due = |places| starting::due(pod, places).next().is_some();
         starting::is_init(pod, &decided.container) || self.places(waiting).is_some_and(is_due)
     }
 
-    /// The plain init containers of a pod that have ended when this container starts.
+    /// The init containers of a pod that have ended when this container starts, without sidecars.
     pub(crate) fn ended_before(pod: &Pod, holder: &Holder) -> Vec<Holder> {
         let ended = starting::before(pod, Some(&holder.container));
         ended.map(|one| placing::holder(pod, &one.name)).collect()
     }
 
-    /// What is promised to an owner that gets these parts.
+    /// The shares to promise for an owner with these parts.
     pub(crate) fn promised(
         &self,
         owner: &Owner,
@@ -178,14 +178,14 @@ impl Resolver {
         beyond.map(sum).collect()
     }
 
-    /// What a listed container has: as it is written by now, or else as its pod asks.
+    /// A listed container's shares: the written ones, or else what its pod requests.
     pub(crate) fn shares_of(
         &self,
         listed: &Listed,
         wish: &Wish,
         held: &[Held],
     ) -> Vec<(GpuId, Share)> {
-        // What it has by now may have been changed.
+        // The written shares may have been changed by annotation.
         if let Some(own) = held.iter().find(|one| one.holder == listed.holder) {
             return own.shares.clone();
         }

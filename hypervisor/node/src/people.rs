@@ -1,5 +1,5 @@
-//! What people ask of running pods, and what they are told of them: limits that are changed by annotation, memory that
-//! was refused, and processes that no session knows.
+//! Serves people through the API server: applies limits that an annotation changes on running pods, and reports refused
+//! memory and processes without a session as events.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,16 +31,15 @@ use crate::pool::{AllocationKey, Gpu, Pool};
 use crate::starting;
 use crate::words::{self, WordsError};
 
-/// How often it is looked.
+/// How often pods and allocations are checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the daemon is asked for processes that no session knows.
+/// How often the daemon is asked for processes without a session.
 const ASK: Duration = Duration::from_secs(10);
-/// How long the daemon has for its answer.
+/// Timeout of the daemon's answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// As many processes are named.
+/// How many processes an event names.
 const NAMED: usize = 3;
 
-/// Why limits are not changed.
 #[derive(Debug, thiserror::Error)]
 enum NotChanged {
     #[error(transparent)]
@@ -55,26 +54,26 @@ enum NotChanged {
     NoGpu(GpuId),
 }
 
-/// What is needed for that.
+/// The state of the loop.
 #[derive(Clone)]
 pub(crate) struct People {
     pub(crate) cluster: Cluster,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) dialects: Arc<[Dialect]>,
-    /// The daemon's socket on the node ...
+    /// The daemon's socket on the node.
     pub(crate) socket: Arc<Path>,
-    /// ... and where containers see it.
+    /// The daemon's socket inside containers.
     pub(crate) daemon: Arc<Path>,
-    /// Where GPUs go that the daemon was told are healthy.
+    /// Receives GPUs that an operator has declared healthy.
     pub(crate) healthy: Sender<GpuId>,
 }
 
-/// What is known of an allocation's refusals.
+/// The reported refusals, by allocation and GPU.
 type Known = BTreeMap<(AllocationKey, GpuId), Often>;
 
 impl People {
-    /// For as long as the program runs.
+    /// Checks periodically. Never returns.
     pub(crate) async fn keep(self) -> Infallible {
         let mut known = self.told_before();
         let (mut strangers, mut declared) = (BTreeMap::new(), BTreeMap::new());
@@ -83,7 +82,7 @@ impl People {
             tokio::time::sleep(LOOK).await;
             if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
                 asked = Some(Instant::now());
-                // Without a daemon nobody looks after the devices.
+                // Without a daemon, nothing is known of devices and processes.
                 if let Some(list) = self.devices().await {
                     self.follow_operator(&list, &mut declared);
                     self.tell_of_strangers(list, &mut strangers);
@@ -97,7 +96,7 @@ impl People {
                 let Some(pod) = pods.get(&(holder.namespace.clone(), holder.pod.clone())) else {
                     continue;
                 };
-                // Of this name: what is heard of may be from before.
+                // The watched pod of this name may be an earlier one.
                 if held.pod.is_some() && held.pod != pod.metadata.uid {
                     continue;
                 }
@@ -107,7 +106,7 @@ impl People {
         }
     }
 
-    /// What an earlier run has told of.
+    /// The refusals counted before this run, which are not reported again.
     fn told_before(&self) -> Known {
         let mut known = Known::new();
         for held in self.allocations.held() {
@@ -121,7 +120,6 @@ impl People {
         known
     }
 
-    /// Changes a container's limits if its pod's annotation has changed.
     async fn follow(&self, held: &Held, pod: &Arc<Pod>) {
         let text = pods::annotation(pod, LIMITS);
         if text == held.followed.as_deref() {
@@ -132,7 +130,7 @@ impl People {
         let worked = tokio::task::spawn_blocking(move || {
             let (held, pod) = work;
             let changed = own.change(&held, &pod, text.as_deref());
-            // Once, also where it is refused: it does not come true behind people's backs later.
+            // Recorded even if refused, so that a refused change is not applied later behind people's backs.
             if let Err(error) = own.allocations.followed(&held.key, text) {
                 tracing::warn!(%error, "the annotation that was followed");
             }
@@ -142,7 +140,7 @@ impl People {
         match worked.await {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((said, dialect)))) => {
-                // An earlier run may have ended before it told of it.
+                // An earlier run may have ended before writing it.
                 self.write_real(pod, &held.holder, dialect);
                 let Some(said) = said else { return };
                 tracing::info!(holder = %held.holder, said, "its limits are changed");
@@ -160,8 +158,8 @@ impl People {
         }
     }
 
-    /// Returns what has changed, in words, if anything is now promised that was not. Touches files, and waits until
-    /// processes have taken it.
+    /// Applies the annotation `text`. Returns the changes in words, if any, and the pod's dialect. Blocks on files and
+    /// until processes have confirmed the change.
     fn change(
         &self,
         held: &Held,
@@ -197,7 +195,7 @@ impl People {
         let promised = parts.iter().map(|part| {
             let known = held.promised.iter().find(|(gpu, _)| *gpu == part.gpu);
             let known = known.map_or(Share::default(), |(_, share)| *share);
-            // An init container's promise is less than what it has.
+            // An init container's promise may be less than its share.
             let changed = |promised: u64, before: u64, after: u64| {
                 promised.saturating_add(after).saturating_sub(before)
             };
@@ -213,14 +211,14 @@ impl People {
         let uid = pod.metadata.uid.clone();
         let decision =
             Decision { holder, pod: uid, parts, promised, is_init, claim: None, policy, daemon };
-        // Also where nothing else is promised: an earlier run may have ended before the pages had it.
+        // Written even if the promise is unchanged: an earlier run may have ended before it wrote the pages.
         let took = self.allocations.change(&held.key, &decision)?;
         let is_new = !said.is_empty();
         let said = is_new.then(|| format!("{}; {}", said.join("; "), seen_by(&took)));
         Ok(Some((said, dialect)))
     }
 
-    /// Schedulers of VGPU-Manager's dialect count what stands there.
+    /// Updates the annotation that VGPU-Manager's scheduler counts.
     fn write_real(&self, pod: &Arc<Pod>, holder: &Holder, dialect: Dialect) {
         if dialect != Dialect::VgpuManager {
             return;
@@ -238,7 +236,7 @@ impl People {
         self.cluster.changed(pod, (dialect, PodClaims(all)));
     }
 
-    /// Tells of memory that was refused since it was last looked.
+    /// Reports memory refused since the last look.
     async fn look_for_refusals(&self, held: &Held, pod: &Arc<Pod>, known: &mut Known) {
         let folder = self.allocations.session_of(&held.key);
         let gpus = held.gpus.clone();
@@ -263,7 +261,7 @@ impl People {
         }
     }
 
-    /// The devices, as the daemon sees them.
+    /// The devices as the daemon reports them.
     async fn devices(&self) -> Option<DeviceList> {
         let socket = self.socket.to_path_buf();
         let ask = move || -> Result<DeviceList, ClientError> {
@@ -273,20 +271,21 @@ impl People {
         tokio::task::spawn_blocking(ask).await.ok()?.ok()
     }
 
-    /// An operator tells the daemon that a GPU is healthy after a fault. `known`: how often that was so.
+    /// Passes on GPUs that an operator has declared healthy to the daemon. `known`: how often each was, at the last
+    /// look.
     fn follow_operator(&self, list: &DeviceList, known: &mut BTreeMap<String, u64>) {
         for device in &list.devices {
             let before = known.insert(device.uuid.clone(), device.declared_healthy);
             let is_new = before.is_some_and(|before| before != device.declared_healthy);
             if let (true, Ok(gpu)) = (is_new && device.declared_healthy > 0, device.uuid.parse()) {
                 tracing::info!(%gpu, "was declared healthy");
-                // Its receiver ends with the program.
+                // An error means that the receiver ended, with the program.
                 _ = self.healthy.send(gpu);
             }
         }
     }
 
-    /// Tells of processes that use GPUs of the node and have no session, as the daemon finds them.
+    /// Reports processes that use the node's GPUs without a session, as the daemon finds them.
     fn tell_of_strangers(&self, list: DeviceList, known: &mut BTreeMap<String, Often>) {
         for device in list.devices {
             let often = known.entry(device.uuid.clone()).or_default();
@@ -304,14 +303,14 @@ impl People {
         }
     }
 
-    /// Without waiting: the API server may be slow.
+    /// Writes an event in the background, since the API server may be slow.
     fn tell(&self, about: ObjectReference, told: Told) {
         let events: Events = self.cluster.events();
         tokio::spawn(async move { events.tell(&about, told).await });
     }
 }
 
-/// A page may be damaged by those who use it: then there is nothing to tell.
+/// Reads an allocation's page. `None` if it is unreadable: the container's processes may have damaged it.
 fn summary(folder: &Path, gpu: GpuId) -> Option<Summary> {
     let page = Page::open_existing(&folder.join(format!("{gpu}.page"))).ok()?;
     page.look().ok().map(Summary::of)

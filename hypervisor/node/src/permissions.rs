@@ -1,17 +1,16 @@
-//! What the API server has to permit: all that is asked of it, and no more.
+//! The permissions that this program needs from the API server, and no more.
 
 use dialects::gates::{FeatureGates, Gate};
 
-/// A verb on a kind of objects.
+/// A verb on a kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// The API group; the core's is empty.
     pub group: &'static str,
-    /// The objects.
+    /// The kind of object, in plural.
     pub resource: &'static str,
-    /// What is done with them.
     pub verb: &'static str,
-    /// The gate without which it is never done.
+    /// The feature gate that needs it. `None`: always needed.
     pub gate: Option<Gate>,
 }
 
@@ -19,7 +18,7 @@ const fn always(group: &'static str, resource: &'static str, verb: &'static str)
     Permission { group, resource, verb, gate: None }
 }
 
-/// All of it. `deploy/kubernetes` grants just this.
+/// All permissions. `deploy/kubernetes` grants exactly these.
 pub const PERMISSIONS: [Permission; 9] = [
     always("", "pods", "get"),
     always("", "pods", "list"),
@@ -32,7 +31,7 @@ pub const PERMISSIONS: [Permission; 9] = [
     always("events.k8s.io", "events", "patch"),
 ];
 
-/// What is needed with these gates.
+/// The permissions needed with these gates.
 pub(crate) fn needed(gates: &FeatureGates) -> impl Iterator<Item = &'static Permission> {
     PERMISSIONS.iter().filter(|one| one.gate.is_none_or(|gate| gates.is_open(gate)))
 }

@@ -1,7 +1,8 @@
-//! Which container the kubelet is about to give GPUs, and what is known of it. Pure.
+//! Predicts which container the kubelet is about to give GPUs, and which GPUs are best for it. Pure.
 //!
-//! `GetPreferredAllocation` names no pod. But kubelets admit one pod after the other and list each before they give its
-//! containers anything. A container that is taken for another one keeps the GPU that it got, and its claim follows.
+//! `GetPreferredAllocation` names no pod. But the kubelet admits one pod after the other, and lists each before it
+//! allocates devices to its containers. If the guess is wrong, the container keeps the GPU that it got, and its claim
+//! is corrected.
 
 use core::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::pool::{Gpu, Pool};
 use crate::resolver::Shares;
 use crate::starting::{self, Places};
 
-/// What the kubelet is about to give out.
+/// The kubelet's request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) resource: &'a Resource,
@@ -32,7 +33,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A container, as the kubelet names it.
+/// The name of a pod's container.
 pub(crate) fn holder(pod: &Pod, container: &str) -> Holder {
     Holder {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -46,9 +47,9 @@ pub(crate) fn is_of(pod: &Pod, other: &Holder) -> bool {
     part(&pod.metadata.name, &other.pod) && part(&pod.metadata.namespace, &other.namespace)
 }
 
-/// The container that gets them: of those that ask for so many and have none, one that the kubelet lists. Where it lists
-/// none, one of a pod whose scheduler has claimed GPUs for it. `is_given`: whether an init container has some. Kubelets list
-/// the pods of init containers, and not these.
+/// The container for which the kubelet asks: among those that request this number of places and have none, preferably
+/// one that the kubelet lists, else one whose scheduler has claimed GPUs. `is_given`: whether an init container has
+/// GPUs; the kubelet lists the pods of init containers, but not the init containers.
 pub(crate) fn next<'a>(
     pods: &'a [Arc<Pod>],
     listed: &Containers,
@@ -56,7 +57,7 @@ pub(crate) fn next<'a>(
     is_given: impl Fn(&Pod, &str) -> bool,
 ) -> Option<(&'a Arc<Pod>, &'a Container)> {
     let mut pods: Vec<&Arc<Pod>> = pods.iter().filter(|pod| !has_ended(pod)).collect();
-    // A kubelet's own order, to the second.
+    // The kubelet's order, to the second.
     pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
     let all = pods.into_iter().flat_map(|pod| containers(pod).map(move |one| (pod, one)));
     let asking = all.filter(|(pod, container)| starting::asks(pod, container, request.places()));
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(found(&[("b", &[])]).as_deref(), Some("b"));
         assert_eq!(found(&[("a", &["x"]), ("free", &[])]).as_deref(), Some("free"));
         assert_eq!(found(&[("free", &[]), ("b", &[])]).as_deref(), Some("b"));
-        // It tells of none: one that has a claim, and no GPU.
+        // The kubelet lists none: takes one with a claim and without a GPU.
         assert_eq!(found(&[]).as_deref(), Some("a"));
         assert_eq!(found(&[("a", &["x"])]).as_deref(), Some("b"));
         assert_eq!(found(&[("a", &["x"]), ("b", &["y"]), ("c", &[])]), None);

@@ -1,4 +1,4 @@
-//! The device plugin of one resource.
+//! The device plugin of one resource: the gRPC service that the kubelet calls.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,46 +38,45 @@ use crate::resolver::{Resolver, Settled, Undecided};
 use dialects::Resource;
 use k8s_openapi::api::core::v1::Pod;
 
-/// The least time between two lists of one resource: each has all ids, and a kubelet reads all of it.
+/// Minimum time between two lists of a resource: the kubelet reads all ids each time.
 const LISTS_APART: Duration = Duration::from_millis(250);
 /// The same of units of cores and memory: there are tens of thousands.
 const UNITS_APART: Duration = Duration::from_secs(1);
 /// What NVIDIA's CDI file calls a GPU.
 pub(crate) const CDI: &str = "nvidia.com/gpu";
-/// For NVIDIA's container runtime: others bring the devices.
+/// Tells NVIDIA's container runtime to add nothing, because the devices come otherwise.
 pub(crate) const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 pub(crate) const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-/// What keeps a container without limits.
+/// Why a container has no limits yet.
 const UNLISTED: &str = "the kubelet lists no container with these ids, and no pod has an init container that asks for them: its CUDA calls fail";
 const UNCLEAR: &str = "the API server does not show yet which of the pod's containers it is";
-/// How long that may take before the container starts, and how often it is looked at.
+/// How long a container's start waits for the API server to show which container it is, and how often to look.
 const CLEAR_WITHIN: Duration = Duration::from_secs(2);
 const LOOKED_AT_EVERY: Duration = Duration::from_millis(50);
-/// Tells the container which allocation it has.
+/// The variable that tells a container the key of its allocation.
 pub(crate) const ALLOCATION: &str = "SLUICE_ALLOCATION";
 
-/// A resource, and what it is made of.
+/// A resource, and the state from which it is offered.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) resource: Resource,
-    /// What kubelets call it.
+    /// Its name in this cluster.
     pub(crate) name: String,
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) files: DeviceFiles,
     pub(crate) devices: DeviceList,
-    /// The folder of the driver's libraries, if they are mounted.
+    /// The directory of the driver's libraries, if they are mounted.
     pub(crate) driver: Option<PathBuf>,
     pub(crate) injection: Injection,
-    /// By which what images preload is kept, if it is.
+    /// The hook that keeps images' preload lists, if enabled.
     pub(crate) hook: Option<Arc<HookFile>>,
     pub(crate) resolver: Resolver,
-    /// What containers have by other names.
+    /// The ids of each resource that must not be allocated.
     pub(crate) hidden: watch::Receiver<Arc<Hidden>>,
 }
 
-/// Why a container gets nothing.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error(transparent)]
@@ -128,7 +127,7 @@ impl Offer {
     fn list(&self, pool: &Pool, hidden: &Hidden) -> ListAndWatchResponse {
         let hidden = hidden.get(self.resource.name);
         let is_hidden = |id: &UnitId| hidden.is_some_and(|ids| ids.binary_search(id).is_ok());
-        // There are tens of thousands, of few GPUs.
+        // Thousands of ids share a few GPUs, so the GPU's text is formatted once.
         let mut written: Option<(GpuId, String, Option<TopologyInfo>)> = None;
         let near = |node: u32| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] };
         let device = |(id, healthy): (UnitId, bool)| {
@@ -147,7 +146,7 @@ impl Offer {
         Arc::clone(&self.pool.borrow())
     }
 
-    /// The files to be named. With CDI none are: its file has them.
+    /// The device files for the response. None with CDI, whose file lists them.
     fn device_files(&self, allocation: &Allocation) -> Result<Vec<PathBuf>, FilesError> {
         match self.devices {
             DeviceList::Files | DeviceList::Mounts => self.files.of(&allocation.gpus),
@@ -155,10 +154,10 @@ impl Offer {
         }
     }
 
-    /// What the kubelet is to do for one container.
+    /// The response for one container.
     fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
-        // What a container needs of its GPUs comes with its places. The others are counted by the kubelet alone.
+        // Places bring all that a container needs of its GPUs. Cores and memory are only counted by the kubelet.
         if !self.resource.counts.is_place() {
             return Ok(ContainerAllocateResponse::default());
         }
@@ -202,11 +201,11 @@ impl Offer {
 }
 
 impl Offer {
-    /// A container with these ids is about to start. Whose limits are written for them.
+    /// Handles the start of a container with these ids. Returns the container whose limits are already written, if any.
     fn start(&self, ids: &[String]) -> Result<(Waiting, Option<Holder>), Refusal> {
         let allocation = self.pool().allocated(&self.resource, ids)?;
         self.device_files(&allocation)?;
-        // After a restart of the node it may have gone, and the kubelet remembers that it is asked for.
+        // Writes the CDI file if a reboot has removed it: the kubelet still requests its device.
         _ = self.hook.as_ref().map(|hook| hook.is_there());
         let decided = self.allocations.start(&self.resource, &allocation)?;
         let Allocation { key, ids, gpus } = allocation;
@@ -216,7 +215,7 @@ impl Offer {
     }
 }
 
-/// How many lists are being watched.
+/// Counts the open list streams.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watched(Arc<AtomicUsize>);
 
@@ -239,19 +238,19 @@ impl Drop for OneWatched {
     }
 }
 
-/// A list that is being watched.
+/// An open list stream.
 struct Watching {
     offer: Offer,
     pool: watch::Receiver<Arc<Pool>>,
     hidden: watch::Receiver<Arc<Hidden>>,
     over: watch::Receiver<()>,
-    /// What has been told, and when.
+    /// The last list sent, and when.
     told: Option<(Arc<Pool>, Arc<Hidden>, Instant)>,
     _watched: OneWatched,
 }
 
 impl Watching {
-    /// What is hidden of other resources is no news here.
+    /// Whether the list is unchanged. Hidden ids of other resources do not matter.
     fn is_told(&self, pool: &Arc<Pool>, hidden: &Hidden) -> bool {
         let name = self.offer.resource.name;
         self.told.as_ref().is_some_and(|(known, before, _)| {
@@ -259,7 +258,7 @@ impl Watching {
         })
     }
 
-    /// The list, when it is another one than before. `None`: there will be none.
+    /// Waits until the list differs from the last one sent. `None`: the stream ends.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
             let pool = Arc::clone(&self.pool.borrow_and_update());
@@ -280,7 +279,7 @@ impl Watching {
                     _ = self.over.changed() => return None,
                     () = tokio::time::sleep_until(due) => {}
                 }
-                // By then there may be more.
+                // The state may have changed meanwhile.
                 continue;
             }
             let list = self.offer.list(&pool, &hidden);
@@ -290,17 +289,17 @@ impl Watching {
     }
 }
 
-/// The service on one socket.
+/// The gRPC service on one socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     pub(crate) offer: Offer,
     pub(crate) watched: Watched,
-    /// Closed when the socket is given up: what is watched ends then.
+    /// Closed when the socket is given up, which ends its list streams.
     pub(crate) over: watch::Receiver<()>,
 }
 
 impl Plugin {
-    /// Runs `work`, which touches files, outside of the threads that serve.
+    /// Runs `work`, which blocks on files, outside of the serving threads.
     async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Offer) -> Result<T, Refusal> + Send + 'static,
@@ -325,7 +324,7 @@ impl DevicePlugin for Plugin {
         Ok(Response::new(self.offer.options()))
     }
 
-    /// All ids at once, and again whenever something has changed.
+    /// Sends all ids at once, and again after each change.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         let watching = Watching {
             offer: self.offer.clone(),
@@ -356,7 +355,7 @@ impl DevicePlugin for Plugin {
             let hidden = Arc::clone(&self.offer.hidden.borrow());
             let hidden = hidden.get(resource.name);
             let available = request.available_device_i_ds.iter();
-            // The kubelet may not have heard of it yet.
+            // The kubelet may not know yet that these are hidden.
             let available: Vec<String> = available
                 .filter(|id| match (hidden, UnitId::read(id)) {
                     (Some(hidden), Some(id)) => hidden.binary_search(&id).is_err(),
@@ -388,9 +387,9 @@ impl DevicePlugin for Plugin {
         self.apart(work).await
     }
 
-    /// All resources of the container are allocated, and the kubelet lists it by now: its limits are written before it
-    /// starts, if that has not been done since `Allocate`. Where the kubelet does not answer they come later, and the
-    /// container's first CUDA call waits for them.
+    /// Writes the limits before the container starts, unless written since `Allocate`. All of its resources are
+    /// allocated by now, and the kubelet lists it. If the kubelet does not answer, the limits are written later, and
+    /// the container's first CUDA call waits for them.
     async fn pre_start_container(
         &self,
         request: Request<PreStartContainerRequest>,
@@ -408,8 +407,8 @@ impl DevicePlugin for Plugin {
 }
 
 impl Plugin {
-    /// Writes the limits of a container that is about to start, unless they are (`decided`). Returns why they come later, if
-    /// they do.
+    /// Writes the limits of a container that is about to start. `decided`: the container whose limits are already
+    /// written. Returns the reason if they are delayed.
     async fn settle(
         &self,
         waiting: Waiting,
@@ -469,7 +468,8 @@ impl Plugin {
         }
     }
 
-    /// The pod, if the container that starts is the one whose limits are written. If not, these do not hold any more.
+    /// The pod, if the starting container is the one whose limits are written. If not, removes those limits and returns
+    /// `None`.
     async fn starts_again(
         &self,
         waiting: &Waiting,

@@ -1,5 +1,5 @@
-//! What the kubelet tells of pods: its PodResources API. It is asked by a connection for each call, since a kubelet
-//! that restarts makes its socket anew.
+//! Client of the kubelet's PodResources API, which lists pods with their devices. Connects for each call, since a
+//! restarted kubelet has a new socket.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use crate::proto::pod_resources::{
     AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources,
 };
 
-/// Where in the kubelet's folder the socket is.
+/// The socket's path in the kubelet's directory.
 const SOCKET: &str = "pod-resources/kubelet.sock";
-/// How long the kubelet has for one answer.
+/// Timeout of the kubelet's answer.
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// What the kubelet's own client takes. A node with many units of memory needs more than the usual 4 MiB.
+/// Longest answer, as in the kubelet's own client: many memory units need more than gRPC's default of 4 MiB.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Why the kubelet has not told.
+/// Why the kubelet gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PodResourcesError {
-    /// Nobody listens, or not in this way.
+    /// The socket cannot be connected.
     #[error("{socket}: {reason}", socket = socket.display())]
     Connect { socket: PathBuf, reason: String },
-    /// It says no.
+    /// The kubelet returned an error.
     #[error("the kubelet's PodResources: {0}")]
     Refused(String),
-    /// This version has no such call, or it is switched off.
+    /// This version has no such call, or it is disabled.
     #[error("the kubelet's PodResources: it does not have this call")]
     NotThere,
-    /// It does not answer.
+    /// The timeout has passed.
     #[error("the kubelet's PodResources: no answer within {} s", ANSWERS_WITHIN.as_secs())]
     Silent,
 }
 
-/// The kubelet, as one who tells of pods.
+/// A client for one kubelet.
 #[derive(Clone, Debug)]
 pub(crate) struct PodResourcesApi {
     socket: PathBuf,
@@ -48,12 +48,12 @@ pub(crate) struct PodResourcesApi {
 }
 
 impl PodResourcesApi {
-    /// That of the kubelet with this folder. `names`: what it calls resources.
+    /// For the kubelet with this directory. `names`: the cluster's resource names.
     pub(crate) fn of(kubelet: &Path, names: ResourceNames) -> Self {
         Self { socket: kubelet.join(SOCKET), names }
     }
 
-    /// In the originals' names, without what is somebody else's.
+    /// Replaces the cluster's resource names by the original ones, and drops resources of others.
     fn read(&self, devices: &mut Vec<ContainerDevices>) {
         devices.retain_mut(|one| {
             let own = self.names.read(&one.resource_name).map(ToOwned::to_owned);
@@ -61,7 +61,7 @@ impl PodResourcesApi {
         });
     }
 
-    /// All pods, with what their containers have.
+    /// All pods with their containers' devices.
     pub(crate) async fn list(&self) -> Result<Vec<PodResources>, PodResourcesError> {
         let answer = self.ask(async |mut kubelet| kubelet.list(ListPodResourcesRequest {}).await);
         let mut pods = answer.await?.pod_resources;
@@ -70,7 +70,7 @@ impl PodResourcesApi {
         Ok(pods)
     }
 
-    /// What the kubelet may give out.
+    /// The devices that the kubelet may allocate.
     pub(crate) async fn allocatable(&self) -> Result<Vec<ContainerDevices>, PodResourcesError> {
         let answer = self.ask(async |mut kubelet| {
             kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await
@@ -122,7 +122,7 @@ mod tests {
     use tonic::transport::Server;
     use tonic::{Request, Response, Status};
 
-    /// A kubelet with so many ids in one message, or with an error.
+    /// A kubelet that returns this many ids in one message, or an error.
     struct Kubelet(Result<usize, Code>);
 
     impl Kubelet {
@@ -170,7 +170,7 @@ mod tests {
 
     #[tokio::test]
     async fn pods_and_what_may_be_given_out_also_in_a_long_message() {
-        // More than the 4 MiB that clients take if nothing else is said.
+        // More than gRPC's default limit of 4 MiB.
         assert_eq!(answers(Kubelet(Ok(100_000))).await, (Ok(1), Ok(100_000)));
     }
 

@@ -1,8 +1,8 @@
-//! One pool of GPUs, whatever the names are under which pods ask. No I/O and no clock.
+//! The pool of GPUs that all resources share, and its ids. No I/O and no clock.
 //!
-//! An id belongs to a GPU and counts one thing on it: `GPU-…::3` is a place, `GPU-…::c3` a core, `GPU-…::m3` a unit
-//! of memory; `GPU-…::i3` and `GPU-…::i15-3` count nothing. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
-//! allocation.
+//! An id belongs to a GPU and counts one thing on it: `GPU-…::3` is a place, `GPU-…::c3` a core, `GPU-…::m3` a memory
+//! unit; index ids such as `GPU-…::i3` and `GPU-…::i15-3` count nothing. The kubelet gives an id to one container at a
+//! time, so the hash of a container's ids names its allocation.
 
 use core::fmt;
 use core::num::NonZeroU32;
@@ -17,16 +17,15 @@ use sha2::{Digest, Sha256};
 use dialects::{CORES, Claim, Counts, Links, Registered, Resource, Share};
 use placement::{Account, Recipient, TooFewGpus};
 
-/// How long a message the kubelet takes.
+/// The longest message that the kubelet accepts, in bytes.
 const MOST_MESSAGE: u64 = 4 << 20;
-/// How many ids a GPU has that count nothing. vgpu.rs's pods ask for 1 to 512 of them.
+/// Index ids per GPU. Pods of vgpu.rs request 1 to 512 of them.
 const INDICES: u64 = 2048;
-/// The same of a sixteenth of the numbers: enough for eight pods that ask for 1 to 8 of them.
+/// Index ids per GPU of one of the sixteen parts: enough for eight pods that request 1 to 8 of them.
 const INDICES_OF_PART: u64 = 36;
-/// What a device is in such a message beside its id: its health, tags and lengths.
+/// Bytes of a device in such a message beside its id: health, tags and lengths.
 const BESIDE_ID: u64 = 16;
 
-/// A GPU that is offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Its UUID.
@@ -41,17 +40,17 @@ pub struct Gpu {
     pub hardware: Hardware,
 }
 
-/// One of what a GPU has.
+/// The id of one place, core, memory unit or index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnitId {
-    /// Where it is.
+    /// The GPU it belongs to.
     pub gpu: GpuId,
     counts: Counts,
     number: u64,
 }
 
 impl UnitId {
-    /// The one that is written so.
+    /// Parses an id.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let (gpu, rest) = text.split_once("::")?;
         let (counts, digits) = match rest.as_bytes().first()? {
@@ -64,13 +63,13 @@ impl UnitId {
             _ => (Counts::Places, rest),
         };
         let id = Self { gpu: gpu.parse().ok()?, counts, number: digits.parse().ok()? };
-        // There is one way to write each, or one allocation had several names.
+        // Only the canonical form is accepted, since an allocation's key is a hash of the texts.
         (id.to_string() == text).then_some(id)
     }
 }
 
 impl UnitId {
-    /// As a text, where its GPU's is known.
+    /// Formats the id, given its GPU's text.
     pub(crate) fn written(self, gpu: &str) -> String {
         let number = self.number;
         match self.counts {
@@ -89,19 +88,19 @@ impl fmt::Display for UnitId {
     }
 }
 
-/// The name of an allocation: what the same ids have in common, and no others.
+/// The key of an allocation: a hash of its ids.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocationKey(String);
 
 impl AllocationKey {
-    /// Of these ids, in any order.
+    /// The key of these ids, in any order.
     fn of(ids: &BTreeSet<UnitId>) -> Self {
         let mut written: Vec<String> = ids.iter().map(UnitId::to_string).collect();
         written.sort_unstable();
         Self::of_lines(&written)
     }
 
-    /// Of what no ids of a kubelet name.
+    /// The key of an allocation without ids of a kubelet, from the lines that identify it.
     pub(crate) fn of_lines(lines: &[impl AsRef<[u8]>]) -> Self {
         let mut hash = Sha256::new();
         for line in lines {
@@ -111,7 +110,7 @@ impl AllocationKey {
         Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The one with this name, if it is one.
+    /// Parses a key.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         (name.len() == 64 && name.bytes().all(is_digit)).then(|| Self(name.to_owned()))
@@ -124,10 +123,10 @@ impl AllocationKey {
     }
 }
 
-/// What a container got.
+/// The GPUs of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Its name.
+    /// Its key.
     pub key: AllocationKey,
     /// Its ids.
     pub ids: BTreeSet<UnitId>,
@@ -135,10 +134,10 @@ pub struct Allocation {
     pub gpus: Vec<GpuId>,
 }
 
-/// What cannot be offered or given out.
+/// What cannot be offered or allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// Memory would be counted in too many units.
+    /// The memory unit is too small: too many ids.
     #[error(
         "{resource}: {ids} ids are more than a kubelet takes in one message; expected a --memory-factor of at least {factor}"
     )]
@@ -162,7 +161,7 @@ pub enum PoolError {
         /// How many fit for each GPU.
         split: u64,
     },
-    /// An id that was never offered.
+    /// An id that is not offered.
     #[error("{id:?} is no id of {resource} on this node")]
     UnknownId {
         /// The id, shortened.
@@ -170,16 +169,16 @@ pub enum PoolError {
         /// The resource.
         resource: &'static str,
     },
-    /// Its GPU has a fault.
+    /// The GPU has a fault.
     #[error("{0} is not healthy")]
     Unhealthy(GpuId),
-    /// Its GPU is out of service for new containers.
+    /// The GPU is out of service for new containers.
     #[error("{0} is cordoned")]
     Cordoned(GpuId),
-    /// Nothing is asked for.
+    /// The request has no ids.
     #[error("no ids")]
     NoIds,
-    /// The same id twice.
+    /// An id occurs twice.
     #[error("{0} is named twice")]
     Twice(UnitId),
     /// A container would have two parts of one GPU.
@@ -187,12 +186,12 @@ pub enum PoolError {
         "two ids are of {0}: each part of a GPU that a container asks for has to be on a GPU of its own"
     )]
     SameGpu(GpuId),
-    /// A container has a part of each GPU by one id of it at least.
+    /// The number of ids does not fit the claimed GPUs: each needs at least one.
     #[error(
         "{asked} of {resource} requested; expected {gpus} to {free}, the ids left on its {gpus} GPUs"
     )]
     Indices {
-        /// How many are asked for.
+        /// The number of requested ids.
         asked: usize,
         /// The resource.
         resource: &'static str,
@@ -211,10 +210,9 @@ pub enum PoolError {
     },
 }
 
-/// The node's GPUs, and how they are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// In the node's order.
+    /// In the driver's order.
     gpus: Vec<Gpu>,
     split: NonZeroU32,
     memory_factor: NonZeroU32,
@@ -224,7 +222,7 @@ pub struct Pool {
     cordoned: BTreeSet<GpuId>,
 }
 
-/// How often what a GPU has may be promised, in hundredths.
+/// How far GPUs may be overcommitted, in percent of their capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scaling {
     /// Its time.
@@ -234,12 +232,12 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Once.
+    /// No overcommitment.
     pub const ONCE: Self = Self { cores: 100, memory: 100 };
 }
 
 impl Pool {
-    /// These GPUs, in the node's order, each for so many containers, with memory in units of so many MiB.
+    /// A pool of these GPUs, each shared by `split` containers, with memory in units of `memory_factor` MiB.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
         let (scaling, info) = (Scaling::ONCE, Arc::default());
@@ -247,30 +245,29 @@ impl Pool {
         Self { gpus, split, memory_factor, scaling, info, tells_topology: false, cordoned }
     }
 
-    /// The same; no new container gets these GPUs, and those that have them keep them.
+    /// Takes GPUs out of service for new containers. Containers that have them keep them.
     #[must_use]
     pub fn cordoned(self, cordoned: BTreeSet<GpuId>) -> Self {
         Self { cordoned, ..self }
     }
 
-    /// Whether a new container may get a GPU.
     pub(crate) fn is_offered(&self, gpu: &Gpu) -> bool {
         gpu.healthy && !self.cordoned.contains(&gpu.id)
     }
 
-    /// The same, and whether kubelets and schedulers are told what connects the GPUs.
+    /// Sets whether kubelets and schedulers are told how GPUs are connected.
     #[must_use]
     pub fn connected(self, tells_topology: bool) -> Self {
         Self { tells_topology, ..self }
     }
 
-    /// The NUMA node that is near to a GPU, if kubelets are told.
+    /// The GPU's NUMA node, if kubelets are told.
     pub(crate) fn numa(&self, id: GpuId) -> Option<u32> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == id).filter(|_| self.tells_topology)?;
         gpu.hardware.numa
     }
 
-    /// What links the GPUs, if schedulers are told.
+    /// The links between GPUs, if schedulers are told.
     pub(crate) fn links(&self) -> Option<Links> {
         if !self.tells_topology {
             return None;
@@ -279,7 +276,7 @@ impl Pool {
         let mut links = Links::default();
         for (from, gpu) in (0_u32..).zip(&self.gpus) {
             for (to, kind) in &gpu.hardware.links {
-                // Each link is seen from both of its ends.
+                // Each link is reported by both of its GPUs.
                 if let Some(to) = place(*to).filter(|to| from < *to) {
                     links.add((from, to), *kind);
                 }
@@ -288,31 +285,31 @@ impl Pool {
         Some(links)
     }
 
-    /// The same, with what GPUs can do.
+    /// Sets the TFLOPS of GPU models.
     #[must_use]
     pub fn informed(self, info: Arc<GpuInfo>) -> Self {
         Self { info, ..self }
     }
 
-    /// What a GPU can do, in thousandths of a TFLOPS. `None`: nobody has said it.
+    /// A GPU's speed in thousandths of a TFLOPS. `None`: unknown.
     #[must_use]
     pub fn milli_tflops(&self, gpu: &Gpu) -> Option<u64> {
         self.info.milli_tflops(&gpu.product)
     }
 
-    /// The same, promised so often.
+    /// Sets how far GPUs may be overcommitted.
     #[must_use]
     pub fn scaled(self, scaling: Scaling) -> Self {
         Self { scaling, ..self }
     }
 
-    /// How often what its GPUs have may be promised.
+    /// How far GPUs may be overcommitted.
     #[must_use]
     pub const fn scaling(&self) -> Scaling {
         self.scaling
     }
 
-    /// What may be promised of a GPU.
+    /// The share of a GPU that may be promised in total.
     #[must_use]
     pub fn total(&self, gpu: &Gpu) -> Share {
         let times = |all: u64, hundredths: u32| {
@@ -324,38 +321,37 @@ impl Pool {
         }
     }
 
-    /// The GPUs.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// A share of a GPU, as schedulers are told. A GPU that is not here any more has the place 0.
+    /// A share as a claim, for schedulers. A GPU that has gone gets index 0.
     pub(crate) fn claim(&self, gpu: GpuId, Share { cores, memory_mib }: Share) -> Claim {
         let place = (0..).zip(&self.gpus).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
         Claim { index: place.unwrap_or_default(), gpu, cores, memory_mib }
     }
 
-    /// How many MiB a unit of memory is.
+    /// MiB per memory unit.
     #[must_use]
     pub const fn memory_factor(&self) -> NonZeroU32 {
         self.memory_factor
     }
 
-    /// How many containers may have a part of one GPU.
+    /// How many containers may share a GPU.
     #[must_use]
     pub const fn split(&self) -> NonZeroU32 {
         self.split
     }
 
-    /// The same, none of them healthy.
+    /// The same pool with all GPUs unhealthy.
     #[must_use]
     pub fn without_health(&self) -> Self {
         let gpus = self.gpus.iter().map(|gpu| Gpu { healthy: false, ..gpu.clone() }).collect();
         Self { gpus, ..self.clone() }
     }
 
-    /// How many of it a GPU has.
+    /// How many ids of this kind a GPU has.
     fn units(&self, gpu: &Gpu, counts: Counts) -> u64 {
         match counts {
             Counts::Places => u64::from(self.split.get()),
@@ -366,10 +362,9 @@ impl Pool {
         }
     }
 
-    /// Whether the kubelet can be told of all ids.
+    /// Checks that the list of all ids fits into a message to the kubelet.
     ///
-    /// # Errors
-    /// [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`]: it cannot.
+    /// # Errors [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`].
     pub fn check(&self, resource: &Resource) -> Result<(), PoolError> {
         let Resource { counts, name, .. } = *resource;
         let ids: u64 = self.gpus.iter().map(|gpu| self.units(gpu, counts)).sum();
@@ -401,7 +396,7 @@ impl Pool {
         })
     }
 
-    /// All ids of a kind, and whether each may be given out.
+    /// All ids of a kind, and whether each may be allocated.
     pub fn ids(&self, counts: Counts) -> impl Iterator<Item = (UnitId, bool)> {
         self.gpus.iter().flat_map(move |gpu| {
             let is_offered = self.is_offered(gpu);
@@ -410,14 +405,14 @@ impl Pool {
         })
     }
 
-    /// Those of one GPU.
+    /// The ids of one GPU.
     pub(crate) fn ids_of(&self, id: GpuId, counts: Counts) -> impl Iterator<Item = UnitId> {
         let units =
             self.gpus.iter().find(|gpu| gpu.id == id).map_or(0, |gpu| self.units(gpu, counts));
         (0..units).map(move |number| UnitId { gpu: id, counts, number })
     }
 
-    /// The id of this text, if it is offered.
+    /// Parses an id and checks that it is offered.
     fn id(&self, resource: &Resource, text: &str) -> Result<(UnitId, &Gpu), PoolError> {
         let offered = UnitId::read(text).filter(|id| id.counts == resource.counts).and_then(|id| {
             let gpu = self.gpus.iter().find(|gpu| gpu.id == id.gpu)?;
@@ -429,10 +424,9 @@ impl Pool {
         })
     }
 
-    /// What a new container gets for these ids.
+    /// The allocation of a new container with these ids.
     ///
-    /// # Errors
-    /// As [`Self::allocated`], and for a cordoned GPU.
+    /// # Errors As [`Self::allocated`], and for a cordoned GPU.
     pub fn allocate(&self, resource: &Resource, texts: &[String]) -> Result<Allocation, PoolError> {
         let allocation = self.allocated(resource, texts)?;
         match allocation.gpus.iter().find(|gpu| self.cordoned.contains(gpu)) {
@@ -441,10 +435,9 @@ impl Pool {
         }
     }
 
-    /// What a container has got for these ids.
+    /// The allocation of a container that already has these ids.
     ///
-    /// # Errors
-    /// [`PoolError`]: they are no ids of this node, or not to be given to one container.
+    /// # Errors [`PoolError`]: unknown ids, or ids that one container cannot have together.
     pub fn allocated(
         &self,
         resource: &Resource,
@@ -492,8 +485,7 @@ impl Pool {
     /// Which ids a container had better get: one of each of its GPUs. Of those that count nothing, as many more as are
     /// asked for.
     ///
-    /// # Errors
-    /// [`PoolError`]: ids that are not of this node, or more places than there are GPUs with room.
+    /// # Errors [`PoolError`]: unknown ids, or fewer GPUs with room than requested places.
     pub fn preferred(
         &self,
         resource: &Resource,

@@ -41,7 +41,7 @@ fn ids_belong_to_gpus() {
     assert_eq!((cores.len(), &cores[199]), (200, &format!("{}::c99", gpu(1))));
     let memory = texts(&pool, Counts::Memory);
     assert_eq!((memory.len(), &memory[0]), (162, &format!("{}::m0", gpu(0))));
-    // The kubelet's own bound.
+    // The kubelet's limit for an id.
     assert!(texts(&pool, Counts::Memory).iter().all(|id| id.len() <= 63));
     assert!(pool.ids(Counts::Places).all(|(_, healthy)| healthy));
     assert!(pool.without_health().ids(Counts::Places).all(|(_, healthy)| !healthy));
@@ -59,7 +59,7 @@ fn a_list_that_the_kubelet_would_not_take_is_refused() {
     let fits = pool(8, 10, factor);
     assert_eq!(fits.check(MEMORY), Ok(()));
     assert!(pool(8, 10, factor - 1).check(MEMORY).is_err());
-    // As it is sent.
+    // The size of the message as sent.
     use prost::Message;
     let devices = fits.ids(Counts::Memory).map(|(id, _)| crate::proto::Device {
         id: id.to_string(),
@@ -83,7 +83,7 @@ fn an_allocation_has_one_name_whatever_the_order() {
     assert_eq!(one.gpus, [gpu(0), gpu(2)]);
     let other = pool.allocate(NUMBER, &[b]).unwrap();
     assert_ne!(other.key, one.key);
-    // sha256sum of the id and a newline: the name stays the same over versions.
+    // sha256sum of the id and a newline: keys must not change between versions.
     let known = "7aab1291f0fa43dae4a7849cdcc7c693b07be245c89b1c600037ec625b7c2f39";
     assert_eq!(other.key.as_str(), known);
 }
@@ -113,7 +113,7 @@ fn what_was_not_offered_is_refused() {
     assert!(matches!(twice, Err(PoolError::Twice(_))));
     let sick = pool.without_health().allocate(NUMBER, &[place(0, 0)]);
     assert_eq!(sick, Err(PoolError::Unhealthy(gpu(0))));
-    // Cores of one GPU go together.
+    // Cores of one GPU may be in one allocation.
     let cores = [format!("{}::c1", gpu(0)), format!("{}::c2", gpu(0))];
     assert_eq!(pool.allocate(CORES_OF, &cores).unwrap().gpus, [gpu(0)]);
 }
@@ -145,8 +145,8 @@ proptest! {
         }
     }
 
-    /// Containers come and go as a kubelet gives ids out: whatever is preferred can be allocated, live allocations have
-    /// different names, and no id is in two of them.
+    /// Containers come and go as the kubelet allocates ids: every preferred set can be allocated, live allocations have
+    /// different keys, and no id is in two of them.
     #[test]
     fn what_is_preferred_can_be_allocated(
         steps in proptest::collection::vec((any::<bool>(), 1_usize..5, any::<prop::sample::Index>()), 1..60)
@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// vgpu.rs's: how many ids a container gets is a number by which its pod is known.
+/// vgpu.rs: the number of ids that a container gets identifies its pod.
 #[test]
 fn an_index_is_spread_over_just_the_gpus_that_are_claimed() {
     let index = RESOURCES.iter().find(|row| row.counts == Counts::Index).unwrap();

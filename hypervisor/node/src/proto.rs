@@ -1,5 +1,5 @@
-//! The kubelet's APIs: for device plugins, v1beta1, of PodResources, v1, and for DRA drivers, v1. And NRI, the container
-//! runtime's, with the protocol below it.
+//! Generated gRPC types: the kubelet's device plugin (v1beta1), PodResources (v1) and DRA (v1) APIs, and the container
+//! runtime's NRI with ttrpc.
 
 #![allow(
     missing_docs,
@@ -13,34 +13,30 @@
 
 tonic::include_proto!("v1beta1");
 
-/// The PodResources API.
 pub mod pod_resources {
     tonic::include_proto!("v1");
 }
 
-/// The API for DRA drivers.
 pub mod dra {
     tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
 }
 
-/// NRI: what a container runtime asks plugins.
+/// NRI, through which a container runtime calls plugins.
 pub mod nri {
     tonic::include_proto!("nri.pkg.api.v1alpha1");
 }
 
-/// The protocol of NRI.
 pub mod ttrpc {
     tonic::include_proto!("ttrpc");
 }
 
-/// How DRA drivers are registered.
 pub mod plugin_registration {
     tonic::include_proto!("pluginregistration");
 }
 
-/// The version of the device plugin API that both sides name.
+/// The device plugin API version in registrations.
 pub const VERSION: &str = "v1beta1";
-/// A device that may be given out.
+/// Health of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";
-/// One that may not.
+/// Health of a device that may not be allocated.
 pub const UNHEALTHY: &str = "Unhealthy";

@@ -1,4 +1,4 @@
-//! Keeps what schedulers read of this node true: one annotation of its devices for each dialect.
+//! Keeps the node's annotations up to date from which schedulers know its devices, one per dialect.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use crate::cluster::Cluster;
 use crate::pool::Pool;
 
-/// How often schedulers of HAMi and Volcano want to hear of a node.
+/// How often HAMi's and Volcano's schedulers expect a sign of life of a node.
 const AGAIN: Duration = Duration::from_secs(30);
-/// How soon it is tried again.
+/// Pause after a failed write.
 const SOON: Duration = Duration::from_secs(2);
 
-/// For as long as the program runs.
+/// Writes periodically and after each change. Never returns.
 pub(crate) async fn keep(
     cluster: Cluster,
     mut pool: watch::Receiver<Arc<Pool>>,

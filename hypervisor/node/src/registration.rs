@@ -1,7 +1,7 @@
 //! A plugin's socket, and its registration with the kubelet.
 //!
-//! A kubelet that starts deletes all plugins' sockets, makes its own anew, and knows no plugin. One whose watching of
-//! a list has ended asks for it no more. Both are noticed by looking, and answered by registering again.
+//! A kubelet that starts deletes the sockets of all plugins, creates its own anew and knows no plugin. If a list stream
+//! breaks, the kubelet does not reopen it. Both cases are detected by polling, and solved by registering again.
 
 use std::fs;
 use std::io;
@@ -24,18 +24,18 @@ use crate::proto::device_plugin_server::DevicePluginServer;
 use crate::proto::registration_client::RegistrationClient;
 use crate::proto::{RegisterRequest, VERSION};
 
-/// The kubelet's own socket, beside the plugins'.
+/// The kubelet's socket, in the same directory.
 pub(crate) const KUBELET: &str = "kubelet.sock";
-/// How often it is looked.
+/// How often to poll.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long after a registration the kubelet has for asking for the list.
+/// How long after a registration the kubelet may take to ask for the list.
 const ASKS_WITHIN: Duration = Duration::from_secs(5);
-/// How long the kubelet has for one registration.
+/// Timeout of a registration.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
-/// How long it is waited after a registration that failed.
+/// Pause after a failed registration.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A file by what stays the same while it exists: a number may be used again, but not at the same time.
+/// Identifies a file while it exists. An inode number may be reused later, so the creation time is included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -51,26 +51,25 @@ impl FileId {
     }
 }
 
-/// What is to be done.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The own socket has gone.
+    /// Create the plugin's socket, which has gone.
     Listen,
-    /// The kubelet does not know the plugin, or no more.
+    /// Register: the kubelet does not know the plugin (any more).
     Register(FileId),
     Wait,
 }
 
-/// What is known at a moment.
+/// What polling has found.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Whether the own socket is where it was made.
+    /// Whether the plugin's socket is still in place.
     listens: bool,
-    /// The kubelet's socket.
     kubelet: Option<FileId>,
-    /// That of the last registration, and how long ago that was.
+    /// The kubelet's socket at the last registration, and the time since.
     registered: Option<(FileId, Duration)>,
-    /// Whether the kubelet watches the list.
+    /// Whether the kubelet has the list stream open.
     watched: bool,
 }
 
@@ -86,7 +85,7 @@ fn next(known: &Known) -> Step {
     }
 }
 
-/// A resource with its place in the kubelet's folder.
+/// A resource with the paths of its socket and the kubelet's.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     offer: Offer,
@@ -94,7 +93,7 @@ pub(crate) struct Endpoint {
     kubelet: PathBuf,
 }
 
-/// The plugin while it listens. Dropping it removes the socket and ends what is watched.
+/// The plugin while it listens. Dropping it removes the socket and ends the list streams.
 #[derive(Debug)]
 struct Listening {
     socket: PathBuf,
@@ -107,7 +106,7 @@ struct Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.server.abort();
-        // Another's is left.
+        // Another process may have replaced the socket.
         if FileId::of(&self.socket) == Some(self.id) {
             _ = fs::remove_file(&self.socket);
         }
@@ -120,7 +119,7 @@ impl Endpoint {
         Self { offer, socket, kubelet: plugins.join(KUBELET) }
     }
 
-    /// Listens and stays registered. Returns when it cannot listen.
+    /// Listens and stays registered. Returns only if it cannot listen.
     pub(crate) async fn keep(self) -> NodeError {
         loop {
             match self.listen() {
@@ -131,7 +130,7 @@ impl Endpoint {
     }
 
     fn listen(&self) -> io::Result<Listening> {
-        // One that an earlier run left.
+        // Left by an earlier run.
         match fs::symlink_metadata(&self.socket) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&self.socket)?,
             _ => {}
@@ -153,7 +152,7 @@ impl Endpoint {
         Ok(Listening { socket: self.socket.clone(), id, watched, server, _over: over })
     }
 
-    /// Until the own socket has gone.
+    /// Returns when the plugin's socket has gone.
     async fn stay_registered(&self, listening: &Listening) {
         let resource = self.offer.resource.name;
         let mut registered: Option<(FileId, Instant)> = None;
@@ -178,7 +177,7 @@ impl Endpoint {
                         tracing::info!(resource, "registered");
                     }
                     Err(reason) => {
-                        // Each reason once: this may go on for long.
+                        // Logs each reason once: this may last.
                         if told.as_ref() != Some(&reason) {
                             tracing::warn!(resource, %reason, "the kubelet does not take the registration");
                         }

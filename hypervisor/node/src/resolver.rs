@@ -1,4 +1,5 @@
-//! Finds out whose allocations are, writes their limits, and removes those that nobody has any more.
+//! The main loop behind allocations: finds each allocation's container, writes its limits, and removes allocations
+//! whose container has ended. Also answers the plugins' questions about containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -27,20 +28,19 @@ use crate::proto::pod_resources::ContainerDevices;
 use crate::starting::{self, Inits};
 use crate::words::{WordsError, is_where_claimed, wish};
 
-/// How often the kubelet is asked while there are allocations.
+/// How often to list pods while there are allocations.
 const ASK: Duration = Duration::from_secs(1);
-/// The same while a container waits for its limits.
+/// How often to list pods while a container waits for its limits.
 const ASK_AT_ONCE: Duration = Duration::from_millis(250);
-/// How long after `Allocate` a kubelet lists whose it is.
+/// How long after `Allocate` the kubelet lists the container.
 const LISTED_AFTER: Duration = Duration::from_millis(20);
-/// How long it has for its answer while it waits for which GPUs are preferred.
+/// Timeout of the kubelet's list while it waits for preferred GPUs.
 const LISTS_WITHIN: Duration = Duration::from_secs(1);
-/// How much later than a kubelet this program may hear of a pod before it asks for all.
+/// How long the pod watch may lag behind the kubelet before all pods are listed.
 const HEARD_WITHIN: Duration = Duration::from_millis(50);
-/// How often it is asked what it may give out.
+/// How often to compare the kubelet's allocatable devices.
 const ASK_ALLOCATABLE: Duration = Duration::from_secs(60);
 
-/// Why a container has no limits yet, or must not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Undecided {
     #[error(transparent)]
@@ -61,27 +61,27 @@ pub(crate) enum Undecided {
     Kubelet(#[from] PodResourcesError),
 }
 
-/// What became of an allocation.
+/// The state of an allocation after an attempt to write its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     /// Its limits are written.
     Decided,
-    /// The kubelet lists no container with just these ids.
+    /// The kubelet lists no container with exactly these ids.
     Unlisted,
-    /// A container starts with them, and the API server does not show yet which one.
+    /// A container starts with these ids, and the API server does not show yet which one.
     Unclear,
 }
 
-/// What is needed for that.
+/// The state that the loop and the plugins share.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver {
     pub(crate) kubelet: PodResourcesApi,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) resources: Arc<[Resource]>,
-    /// Where containers see the daemon's socket.
+    /// The daemon's socket inside containers.
     pub(crate) daemon: Arc<Path>,
-    /// Where pods say what they ask for. `None`: what the kubelet counts is all that is known.
+    /// The API server, for pods' requests. `None`: only the kubelet's counts are known.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) dialects: Arc<[Dialect]>,
     pub(crate) inits: Arc<Mutex<Inits>>,
@@ -90,7 +90,7 @@ pub(crate) struct Resolver {
 /// Parts of GPUs.
 pub(crate) type Shares = Vec<(GpuId, Share)>;
 
-/// What became of an allocation, and whose it is, if that is known.
+/// The result for an allocation, and its container if known.
 pub(crate) struct Outcome {
     key: AllocationKey,
     pub(crate) holder: Option<Holder>,
@@ -99,21 +99,21 @@ pub(crate) struct Outcome {
 }
 
 impl Resolver {
-    /// The containers as the kubelet lists them now, and when it was asked.
+    /// Lists the containers at the kubelet. Also returns when it was asked.
     pub(crate) async fn ask(&self) -> Result<(Containers, Instant), PodResourcesError> {
         let asked = Instant::now();
         let pods = self.kubelet.list().await?;
         Ok((Containers::of(&pods, &self.resources), asked))
     }
 
-    /// Writes the limits of allocations, as far as it is told whose they are, and tells the schedulers of their pods.
+    /// Writes the limits of allocations whose container is known, and tells the schedulers of their pods.
     pub(crate) async fn settle(
         &self,
         waiting: Vec<Waiting>,
         containers: &Arc<Containers>,
         asked: Instant,
     ) -> Vec<Outcome> {
-        // At once: an API server that is silent keeps them waiting together.
+        // Concurrently, so that a silent API server costs one timeout, not one each.
         let owned = join_all(waiting.iter().map(|one| self.owner(one, containers))).await;
         let (own, listed) = (self.clone(), Arc::clone(containers));
         let work = move || {
@@ -146,7 +146,7 @@ impl Resolver {
         outcomes
     }
 
-    /// Touches files.
+    /// Does the file work of [`Self::settle`] for one allocation; blocks.
     fn settle_one(
         &self,
         waiting: &Waiting,
@@ -183,8 +183,8 @@ impl Resolver {
         }
     }
 
-    /// Whether the kubelet has given a container all that it counts, which it does one after the other. What is promised to it
-    /// sooner would be counted twice, and be announced as gone.
+    /// Whether the kubelet has allocated all counted resources of a container; it allocates one resource after the
+    /// other. An earlier promise would be subtracted twice and hide ids that the kubelet still needs.
     fn is_whole(&self, pod: &Pod, listed: &Listed) -> bool {
         let mut containers = pods::containers(pod);
         let container = containers.find(|one| one.name == listed.holder.container);
@@ -201,7 +201,7 @@ impl Resolver {
         self.resources.iter().all(|row| has(row.counts) || !asks(row.name))
     }
 
-    /// A container starts with an allocation: those that had it before have ended.
+    /// Records that a container starts with an allocation: the init containers before it have ended.
     pub(crate) fn starts(
         &self,
         waiting: &Waiting,
@@ -214,8 +214,8 @@ impl Resolver {
         Ok(self.allocations.release(&Self::ended_before(pod, holder), &waiting.key)?)
     }
 
-    /// The GPUs that a container got are its GPUs, and its claim follows. Only of a dialect whose schedulers are told of
-    /// nothing it cannot.
+    /// Checks that a container got the GPUs that its scheduler claimed, for dialects in which a claim cannot be
+    /// corrected afterwards.
     fn check_place(holder: &Holder, wish: &Wish, gpus: &[GpuId]) -> Result<(), Undecided> {
         let Wish::Said { need, claims, .. } = wish else { return Ok(()) };
         if need.dialect.annotations().real.is_some() || is_where_claimed(wish, gpus) {
@@ -229,8 +229,8 @@ impl Resolver {
         Err(Undecided::Elsewhere { holder: holder.to_string(), claimed, got })
     }
 
-    /// What a container of a pod is to have of these GPUs, or of those that its scheduler has claimed. Nothing, if that cannot
-    /// be counted.
+    /// The shares that a pod's container will have of these GPUs, by default of the claimed ones. Empty if that is
+    /// unknown.
     fn planned(&self, pod: &Pod, holder: &Holder, gpus: Option<&[GpuId]>) -> Shares {
         let planned = || {
             let wish = self.said(pod, &holder.container, self.cluster.as_ref()?).ok()?;
@@ -267,7 +267,7 @@ impl Resolver {
         wish(pod, container, &self.dialects, cluster.policy(), factor)
     }
 
-    /// What a container is to get: as its pod says, or else as the kubelet counts.
+    /// The source of a container's amounts: its pod, or else the kubelet's counts.
     fn wish(&self, owner: &Owner) -> Result<Wish, Undecided> {
         let Owner { holder, listed, pod } = owner;
         let said = |source| Undecided::Words { holder: holder.to_string(), source };
@@ -280,11 +280,12 @@ impl Resolver {
         }
     }
 
-    /// The container which is next to get so many GPUs, as far as it is known.
+    /// The GPUs that the kubelet should give to the container that is next to get this number of them. Empty if
+    /// unknown.
     pub(crate) async fn recipient(&self, request: Request<'_>) -> Result<Recipient, PodRefusal> {
         let unknown = || Ok(Recipient::default());
         let Some(cluster) = &self.cluster else { return unknown() };
-        // The kubelet waits for this.
+        // The kubelet waits for this answer.
         let listed = tokio::time::timeout(LISTS_WITHIN, self.ask()).await;
         let listed = listed.ok().and_then(Result::ok).map(|(listed, _)| listed);
         let listed = listed.unwrap_or_default();
@@ -322,7 +323,8 @@ impl Resolver {
         placing::recipient(&pod, &wish, &pool, shares)
     }
 
-    /// What the pods' containers have, and what schedulers have claimed for those that have no GPU yet, but for one.
+    /// The shares that containers have, and those that schedulers have claimed for containers without GPUs, except
+    /// `but`.
     fn shares(&self, pods: &[Arc<Pod>], listed: &Containers, but: &Holder) -> (Shares, Shares) {
         let (mut promised, waiting) = self.allocations.promised(listed);
         let mut claimed = Shares::new();
@@ -343,7 +345,7 @@ impl Resolver {
         (promised, claimed)
     }
 
-    /// Tells a pod's scheduler what all of its containers have got, one of them just now.
+    /// Tells a pod's scheduler the shares of all of its containers, after `holder` got its own.
     fn tell(&self, pod: &Arc<Pod>, holder: &Holder, containers: &Containers) {
         let Some(cluster) = &self.cluster else { return };
         let (mut dialect, mut all) = (None, Vec::new());
@@ -359,7 +361,7 @@ impl Resolver {
             dialect = Some(need.dialect);
             all.push(self.claims(name, &shares));
         }
-        // Only its init containers have GPUs.
+        // For a pod whose only containers with GPUs are init containers.
         let own = held.iter().find(|one| all.is_empty() && one.holder == *holder);
         if let (Some(own), Ok(Wish::Said { need, .. })) =
             (own, self.said(pod, &holder.container, cluster))
@@ -370,7 +372,7 @@ impl Resolver {
         let Some(dialect) = dialect else { return };
         let real = PodClaims(all);
         let own = pod.spec.iter().flat_map(|spec| &spec.containers);
-        // Kubelets do not list init containers.
+        // The kubelet does not list init containers, so they are not waited for.
         let is_all = own
             .into_iter()
             .all(|one| real.of(&one.name).is_some() || self.said(pod, &one.name, cluster).is_err());
@@ -383,7 +385,7 @@ impl Resolver {
         ContainerClaims { container: container.to_owned(), claims }
     }
 
-    /// Tells of those of which an earlier run may not have told before it ended. Returns those whose pods are not known yet.
+    /// Repeats outcomes that an earlier run may not have written. Returns the containers whose pods could not be read.
     async fn tell_again(&self, untold: Vec<Holder>, containers: &Containers) -> Vec<Holder> {
         let Some(cluster) = &self.cluster else { return Vec::new() };
         let found = join_all(untold.iter().map(|holder| cluster.pod(holder))).await;
@@ -398,7 +400,7 @@ impl Resolver {
         left
     }
 
-    /// Looks again and again, for as long as the program runs, and soon after the kubelet has given something out.
+    /// Works periodically, and soon after each `Allocate`. Never returns.
     pub(crate) async fn keep(self) -> Infallible {
         let mut told = None;
         let mut undecided = BTreeMap::new();
@@ -415,7 +417,7 @@ impl Resolver {
                 }
             };
             allocatable.look(&self).await;
-            // Where an image is there, the container's start has asked for its limits by now.
+            // If the image was present, the container has already started and requested its limits itself.
             let is_settled = is_new && looked.elapsed() < ASK && !self.is_urgent();
             if !self.allocations.any() || is_settled {
                 continue;
@@ -442,7 +444,7 @@ impl Resolver {
                     }
                 }
                 Err(reason) => {
-                    // Once: this may go on for long.
+                    // Logs each reason once: this may last.
                     if told.as_ref() != Some(&reason) {
                         tracing::warn!(%reason, "new containers wait for their limits, and none is removed");
                     }
@@ -452,7 +454,7 @@ impl Resolver {
         }
     }
 
-    /// Each once: this may go on for long. Returns who has no limits, and why.
+    /// Reports containers without limits, each reason once. Returns them with their reasons.
     fn tell_late(
         &self,
         before: &BTreeMap<String, String>,
@@ -499,11 +501,11 @@ impl Resolver {
     }
 }
 
-/// Whether the kubelet has what it was offered.
+/// Compares what the kubelet may allocate with what it was offered.
 #[derive(Debug, Default)]
 struct Allocatable {
     asked: Option<Instant>,
-    /// This version does not tell.
+    /// Whether this kubelet has no such call.
     is_over: bool,
     told: BTreeSet<&'static str>,
 }
@@ -521,7 +523,7 @@ impl Allocatable {
                 self.is_over = true;
                 return;
             }
-            // Whoever asks for pods tells of it.
+            // Other calls report this error.
             Err(_) => return,
         };
         for resource in resolver.resources.iter() {
@@ -537,7 +539,7 @@ impl Allocatable {
     }
 }
 
-/// How many ids of a resource the kubelet has. It may tell them in several parts.
+/// The number of ids of a resource that the kubelet has. It may report a resource in several parts.
 fn has(parts: &[ContainerDevices], resource: &str) -> usize {
     let own = parts.iter().filter(|part| part.resource_name == resource);
     own.flat_map(|part| &part.device_ids).collect::<BTreeSet<_>>().len()

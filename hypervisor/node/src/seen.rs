@@ -1,4 +1,4 @@
-//! What the observer shows, as GPUs to be offered.
+//! Converts the observer's readings into the GPUs to offer.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::pool::Gpu;
 
 const MIB: u64 = 1 << 20;
 
-/// Gathers what is seen. Used by the observer's own thread.
+/// Collects readings. Runs on the observer's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     model: Model,
@@ -20,12 +20,12 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Its operator says that a GPU is healthy: what it shows from now on counts.
+    /// Clears a GPU's fault, on its operator's word: only later readings count.
     pub(crate) fn declare_healthy(&mut self, gpu: GpuId) {
         _ = self.model.declare_healthy(gpu);
     }
 
-    /// The GPUs as they are now known.
+    /// The GPUs after these readings.
     pub(crate) fn take(&mut self, news: observer::Seen) -> Result<Vec<Gpu>, Blind> {
         match news {
             observer::Seen::Devices(readings) => _ = self.model.read(readings),
@@ -42,7 +42,7 @@ impl Seen {
         }
     }
 
-    /// Without those in MIG mode: CUDA shows programs their instances, whose time Sluice does not limit.
+    /// Leaves out GPUs in MIG mode: CUDA shows programs their instances, whose compute Sluice does not limit.
     fn offered(&mut self, devices: &[DeviceView]) -> Vec<Gpu> {
         let is_in_mig = |device: &&DeviceView| device.reading.hardware.mig == Ok(true);
         let (in_mig, whole): (Vec<_>, Vec<_>) = devices.iter().partition(is_in_mig);
@@ -75,7 +75,7 @@ fn hardware(read: &observer::Hardware) -> Hardware {
     }
 }
 
-/// As VGPU-Manager counts kinds of links.
+/// VGPU-Manager's number for a kind of link.
 fn kind(link: Link) -> u32 {
     match link {
         Link::System => 1,
@@ -88,7 +88,7 @@ fn kind(link: Link) -> u32 {
     }
 }
 
-/// As the kernel writes it: NVML has eight digits of the domain, and large letters.
+/// The PCI address as the kernel writes it. NVML writes an eight-digit domain and capital letters.
 fn bus_id(pci: &str) -> String {
     let text = pci.to_ascii_lowercase();
     let short = text.split_once(':').filter(|(domain, _)| domain.len() == 8);

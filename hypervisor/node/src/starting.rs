@@ -1,8 +1,8 @@
-//! Which container of a pod starts with ids that it may have had for an init container before. Pure.
+//! Tells which container of a pod starts with ids that an init container may have used before. Pure.
 //!
-//! Kubelets give the ids of init containers to later containers of the pod, and list no init containers. So it is the pod's
-//! status that tells them apart. A kubelet reports the end of a container before it starts the next one, but the API server
-//! may show it later than that.
+//! The kubelet gives the ids of init containers to later containers of the pod, and does not list init containers. So
+//! only the pod's status tells them apart. The kubelet reports the end of a container before it starts the next one,
+//! but the API server may show it later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use limits::GpuId;
 
 use crate::pool::AllocationKey;
 
-/// Places by one resource.
+/// A number of places of one resource.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places<'a> {
     pub(crate) resource: &'a str,
@@ -22,48 +22,49 @@ pub(crate) struct Places<'a> {
     pub(crate) count: usize,
 }
 
-/// Who starts.
+/// The container that starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Starts<'a> {
     Init(&'a str),
-    /// The one that the kubelet lists with these ids.
+    /// The container that the kubelet lists with these ids.
     Listed,
-    /// The status is from before the last start.
+    /// Unknown: the status is older than the last start.
     Behind,
 }
 
-/// What is known of init containers, by the UIDs of their pods.
+/// Starts of init containers, by pod UID and container name.
 #[derive(Debug, Default)]
 pub(crate) struct Inits {
-    /// With what they started, and how often they will have ended before anything else starts with it.
+    /// The allocation of each started init container, and the number of its ends that the status must show before
+    /// anything else starts with that allocation.
     begun: BTreeMap<(String, String), (AllocationKey, i32)>,
-    /// For whom the kubelet has asked which GPUs to give.
+    /// Init containers for which the kubelet has asked for preferred GPUs.
     asked_for: BTreeSet<(String, String)>,
 }
 
 impl Inits {
-    /// An init container starts.
+    /// Records the start of an init container.
     pub(crate) fn begin(&mut self, pod: &Pod, container: &str, key: &AllocationKey) {
         let ends = ends(status(pod, container)) + 1;
         self.begun.insert(named(pod, container), (key.clone(), ends));
     }
 
-    /// Whether it has other ids than these.
+    /// Whether the init container has started with another allocation.
     pub(crate) fn is_elsewhere(&self, pod: &Pod, container: &str, key: &AllocationKey) -> bool {
         self.begun.get(&named(pod, container)).is_some_and(|(own, _)| own != key)
     }
 
-    /// The kubelet gives it GPUs.
+    /// Records that the kubelet gives an init container GPUs.
     pub(crate) fn ask_for(&mut self, pod: &Pod, container: &str) {
         self.asked_for.insert(named(pod, container));
     }
 
-    /// Whether it has GPUs.
+    /// Whether the init container has GPUs.
     pub(crate) fn has_gpus(&self, pod: &Pod, container: &str) -> bool {
         self.asked_for.contains(&named(pod, container))
     }
 
-    /// Forgets those of other pods.
+    /// Forgets other pods.
     pub(crate) fn keep(&mut self, pods: &[Arc<Pod>]) {
         if self.begun.is_empty() && self.asked_for.is_empty() {
             return;
@@ -74,7 +75,7 @@ impl Inits {
         self.asked_for.retain(|(uid, _)| present.contains(uid.as_str()));
     }
 
-    /// Who of a pod starts with an allocation of so many places. `listed`: whom the kubelet lists with just its ids.
+    /// Which container of a pod starts with an allocation. `listed`: the container that the kubelet lists with its ids.
     pub(crate) fn starting<'a>(
         &self,
         pod: &'a Pod,
@@ -100,12 +101,12 @@ fn named(pod: &Pod, container: &str) -> (String, String) {
     (pod.metadata.uid.clone().unwrap_or_default(), container.to_owned())
 }
 
-/// Whether it ends before later containers start. Sidecars do not.
+/// Whether an init container ends before later containers start. Sidecars do not.
 fn ends_first(container: &Container) -> bool {
     container.restart_policy.as_deref() != Some("Always")
 }
 
-/// The init containers that have ended when a container starts. Sidecars are none.
+/// The init containers that have ended when `container` starts, without sidecars.
 pub(crate) fn before<'a>(
     pod: &'a Pod,
     container: Option<&str>,
@@ -115,7 +116,7 @@ pub(crate) fn before<'a>(
     init.take(end.unwrap_or(usize::MAX)).filter(|one| ends_first(one))
 }
 
-/// Whether one of these pods that has not ended has init containers with extended resources.
+/// Whether any pod that has not ended has init containers with extended resources.
 pub(crate) fn have_init_containers(pods: &[Arc<Pod>]) -> bool {
     let is_extended = |one: &Container| {
         let limits = one.resources.as_ref().and_then(|all| all.limits.as_ref());
@@ -125,19 +126,19 @@ pub(crate) fn have_init_containers(pods: &[Arc<Pod>]) -> bool {
     specs.flat_map(|spec| spec.init_containers.iter().flatten()).any(is_extended)
 }
 
-/// Whether it is an init container that ends before later ones start.
+/// Whether a container is an init container but no sidecar.
 pub(crate) fn is_init(pod: &Pod, container: &str) -> bool {
     before(pod, None).any(|one| one.name == container)
 }
 
-/// The init containers of a pod that may start with so many places, before their end.
+/// The init containers of a pod that request this number of places and have not succeeded.
 pub(crate) fn due<'a>(pod: &'a Pod, places: Places<'_>) -> impl Iterator<Item = &'a Container> {
     let is_due =
         move |one: &&Container| asks(pod, one, places) && !has_succeeded(status(pod, &one.name));
     before(pod, None).filter(is_due)
 }
 
-/// Whether a container asks for so many places.
+/// Whether a container requests this number of places.
 pub(crate) fn asks(pod: &Pod, container: &Container, places: Places<'_>) -> bool {
     let need = need(pod, container, &[places.dialect]).ok().flatten();
     need.is_some_and(|need| {
@@ -156,7 +157,7 @@ fn has_succeeded(status: Option<&ContainerStatus>) -> bool {
     terminated.is_some_and(|terminated| terminated.exit_code == 0)
 }
 
-/// How often it has ended. While its next start is put off, only its last state says of the last end.
+/// How often a container has ended. While its restart is delayed, only `lastState` shows the last end.
 fn ends(status: Option<&ContainerStatus>) -> i32 {
     let Some(status) = status else { return 0 };
     let state = status.state.as_ref();
@@ -166,7 +167,7 @@ fn ends(status: Option<&ContainerStatus>) -> i32 {
     status.restart_count + i32::from(has_ended)
 }
 
-/// What an init container adds to what is promised of a GPU. `later`: what all containers that start after it have there.
+/// The part of an init container's share of a GPU that exceeds the shares of later containers there (`later`).
 pub(crate) fn beyond((gpu, own): (GpuId, Share), later: &[(GpuId, Share)]) -> Share {
     let on_it = later.iter().filter(|(one, _)| *one == gpu);
     on_it.fold(own, |left, (_, share)| Share {
@@ -188,7 +189,7 @@ mod tests {
     const ONE: Places<'_> =
         Places { resource: "nvidia.com/vgpu-number", dialect: Dialect::VgpuManager, count: 1 };
 
-    /// Two init containers around a sidecar, and a main container, with a GPU each.
+    /// A pod of two init containers around a sidecar, and a main container, with one GPU each.
     fn pod(statuses: &Value) -> Pod {
         let one = |name: &str, policy: Option<&str>| {
             json!({"name": name, "restartPolicy": policy,
@@ -227,13 +228,13 @@ mod tests {
         let again = json!([status("a", 0, &json!({"waiting": {}}), &failed)]);
         assert_eq!(of(&inits, &again, "proxy", &first), a);
         inits.begin(&pod(&again), "a", &first);
-        // It runs for the second time, by what is known, and this is from before.
+        // The container runs for the second time, and the status is older.
         assert_eq!(of(&inits, &again, "proxy", &first), "Behind");
         let twice = json!([status("a", 1, &json!({"waiting": {}}), &failed)]);
         assert_eq!(of(&inits, &twice, "proxy", &first), a);
         let over = json!([status("a", 1, &succeeded, &failed)]);
         assert_eq!(of(&inits, &over, "proxy", &first), "Listed");
-        // The first one has other ids, whatever the API server shows of it.
+        // The first init container has other ids, whatever the API server shows.
         assert_eq!(of(&inits, &json!([]), "main", &second), "Init(\"b\")");
         inits.begin(&new, "b", &second);
         let all = json!([status("a", 1, &succeeded, &none), status("b", 0, &succeeded, &none)]);

@@ -1,4 +1,4 @@
-//! What a pod says of its containers' GPUs: its resources, its policy, and where its scheduler put it. Pure.
+//! Reads a pod's request for a container: resources, policy, and the claims of its scheduler. Pure.
 
 use core::num::NonZeroU32;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use limits::{GpuId, Policy};
 
 use crate::amounts::Wish;
 
-/// Why a pod's words cannot be followed.
+/// Why a pod's request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WordsError {
     #[error(transparent)]
@@ -24,7 +24,7 @@ pub(crate) enum WordsError {
     NoGpu(String),
 }
 
-/// A policy, by its name in annotations.
+/// Parses a policy as written in annotations.
 pub(crate) fn policy(text: &str) -> Result<Policy, WordsError> {
     match text.trim().to_ascii_lowercase().as_str() {
         "fixed" => Ok(Policy::Fixed),
@@ -34,7 +34,7 @@ pub(crate) fn policy(text: &str) -> Result<Policy, WordsError> {
     }
 }
 
-/// What a container is to get. `node`: the policy where the pod names none. `factor`: the node's memory factor.
+/// A container's request. `node`: the policy if the pod names none. `factor`: the node's memory factor.
 pub(crate) fn wish(
     pod: &Pod,
     name: &str,
@@ -50,7 +50,7 @@ pub(crate) fn wish(
     Ok(Wish::Said { need, claims, policy })
 }
 
-/// Whether a container is on just the GPUs that its scheduler has claimed, if one has.
+/// Whether a container is on exactly the GPUs that its scheduler has claimed, or has no claim.
 pub(crate) fn is_where_claimed(wish: &Wish, gpus: &[GpuId]) -> bool {
     let Wish::Said { claims, .. } = wish else { return true };
     let claimed: BTreeSet<GpuId> = claims.iter().map(|claim| claim.gpu).collect();

@@ -1,4 +1,5 @@
-//! What KAI's scheduler has given a container: by annotations of its pod, and the GPUs in a variable. Pure.
+//! Reads which share of which GPUs KAI's scheduler has given a container: annotations of its pod, and the GPUs' UUIDs
+//! in an environment variable. Pure.
 
 use std::collections::HashMap;
 
@@ -9,14 +10,14 @@ use crate::amounts::{AmountError, Part, Wish, part};
 use crate::plugin::{NONE_VISIBLE, VISIBLE};
 use crate::pool::{Gpu, Pool};
 
-/// A part of each GPU, such as `0.5`.
+/// The part of each GPU, such as `0.5`.
 const FRACTION: &str = "gpu-fraction";
-/// So many MiB of each GPU, and as much of its time.
+/// MiB of each GPU, with a proportional part of its compute.
 const MEMORY: &str = "gpu-memory";
-/// Which container gets it. Without it the pod's first one does.
+/// The container that gets the GPUs; by default the pod's first one.
 const CONTAINER: &str = "gpu-fraction-container-name";
 
-/// What cannot be followed. The container does not start.
+/// Why the annotations or the variable are refused. The container does not start.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum KaiError {
     #[error("{FRACTION} is {0:?}; expected a number above 0, up to 1")]
@@ -33,21 +34,19 @@ pub(crate) enum KaiError {
     Amount(#[from] AmountError),
 }
 
-/// What is to be done with a container.
+/// What a container gets.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Asked {
-    /// Its pod has no part of a GPU, or it sees none.
+    /// Nothing: its pod has no part of a GPU, or the container sees no GPU.
     Nothing,
-    /// Another one of the pod has the part, and this one's image asks for all GPUs.
+    /// No GPU: another container of the pod has the part, but this one's image asks for all GPUs.
     Hide,
-    /// It has these parts.
     Parts(Vec<Part>),
 }
 
-/// How much of each GPU a pod has.
 #[derive(Clone, Copy, Debug)]
 enum Amount {
-    /// In millionths, since texts like `0.3` are no fractions of two.
+    /// In millionths, because decimal fractions such as `0.3` have no exact binary form.
     Fraction(u64),
     Mib(u64),
 }
@@ -78,21 +77,21 @@ impl Amount {
         };
         let (cores, memory_mib) = match self {
             Self::Fraction(part) => (times(CORES, part, ONE), times(total, part, ONE)),
-            // As KAI counts it.
+            // KAI computes it the same way.
             Self::Mib(mib) => (times(CORES, mib, total), mib),
         };
         Ok(Share { cores: cores.clamp(1, CORES), memory_mib: memory_mib.max(1) })
     }
 }
 
-/// What a container of a pod with these annotations is to have.
+/// What a container of a pod with these annotations gets.
 pub(crate) fn asked(
     annotations: &HashMap<String, String>,
     (container, variables): (&str, &[String]),
     pool: &Pool,
 ) -> Result<Asked, KaiError> {
     let Some(amount) = amount(annotations)? else { return Ok(Asked::Nothing) };
-    // NVIDIA's container runtime goes by the last one, too.
+    // The last occurrence counts, as for NVIDIA's container runtime.
     let is_named = |text: &&String| text.split_once('=').is_some_and(|(name, _)| name == VISIBLE);
     let visible = variables.iter().rev().find(is_named).and_then(|text| text.split_once('='));
     let visible = match visible {
@@ -106,7 +105,7 @@ pub(crate) fn asked(
     let wrong = || KaiError::Visible(visible.chars().take(80).collect());
     let mut parts: Vec<Part> = Vec::new();
     for name in visible.split(',') {
-        // With CDI: KIND=UUID.
+        // With CDI, an entry is KIND=UUID.
         let id = name.rsplit('=').next().unwrap_or(name).trim();
         let id: GpuId = id.parse().map_err(|_| wrong())?;
         let gpu = pool.gpus().iter().find(|gpu| gpu.id == id).ok_or(KaiError::NoGpu(id))?;
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(of(&[], "all"), Ok(Asked::Nothing));
         let elsewhere = ("gpu-fraction-container-name", "other");
         assert_eq!(of(&[half, elsewhere], "all"), Ok(Asked::Hide));
-        // What it names it is limited on.
+        // A container is limited on the GPUs that its variable names.
         assert_eq!(shares(&[half, elsewhere], &gpu(1).to_string()), [(50, 500)]);
     }
 

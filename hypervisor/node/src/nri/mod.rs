@@ -1,5 +1,5 @@
-//! A plugin of the container runtime, by the Node Resource Interface: containers that get their GPUs from others than the
-//! node agent are given the limiter and limits as they are created.
+//! The NRI (Node Resource Interface) plugin: when the container runtime creates a container that got its GPUs from KAI
+//! or from NVIDIA's DRA driver, adds the limiter and writes its limits.
 
 mod claims;
 mod covered;
@@ -41,30 +41,29 @@ use crate::proto::ttrpc::Request;
 
 /// The runtime's socket.
 pub const NRI: &str = "/var/run/nri/nri.sock";
-/// How the plugin is called, and when: what adjusts devices comes before it.
+/// The plugin's name and index. Plugins that adjust devices have lower indices and run earlier.
 const NAME: &str = "sluice";
 const INDEX: &str = "90";
-/// How long it is waited before a runtime is looked for again.
+/// Pause before connecting to a runtime again.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How often it is looked which claims are still used.
+/// How often to look for claims that are no longer used.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long after its container was created an allocation may be in no process.
+/// How long after its creation a container may have no process that sees its allocation.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
-/// Below which a container sees what is its node's.
+/// The directory, inside a container, of the node's mounts.
 const OWN: &str = "run/sluice";
 
-/// What is needed for that.
+/// The plugin's state.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     pub(crate) socket: PathBuf,
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) injection: Injection,
-    /// Where claims are, and people are told that there is no NRI.
+    /// `None`: no claims are read, and no event reports a missing NRI.
     pub(crate) cluster: Option<Cluster>,
 }
 
-/// Why a container is not created.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error(transparent)]
@@ -81,20 +80,20 @@ enum Refusal {
     Folder(#[from] io::Error),
 }
 
-/// What a container is granted.
+/// The source of a container's limits.
 enum Grant {
-    /// Parts for itself.
+    /// Parts granted to the container.
     Own(Vec<Part>),
-    /// Parts of the claim with this UID and this name.
+    /// Parts of the claim with this UID.
     Claims(Vec<Part>, String, String),
-    /// What it had before.
+    /// The allocation that the container had before.
     Before(AllocationKey),
 }
 
-/// What a runtime has said since it was connected.
+/// The calls of one connection.
 struct Calls {
     plugin: Plugin,
-    /// The pods that it has told of so far.
+    /// The UIDs of the pods that the runtime has reported on this connection.
     present: BTreeSet<String>,
 }
 
@@ -106,7 +105,7 @@ impl Answers for Calls {
 }
 
 impl Plugin {
-    /// For as long as the program runs.
+    /// Connects to the runtime and answers it, again after each disconnect. Never returns.
     pub(crate) async fn keep(self) -> Infallible {
         let mut told = None;
         loop {
@@ -115,7 +114,7 @@ impl Plugin {
                 Err(error) => error,
             };
             let reason = ended.to_string();
-            // Each reason once: a node's runtime may have it switched off for ever.
+            // Reports each reason once: a runtime may have NRI switched off for good.
             if told.as_ref() != Some(&reason) {
                 self.tell(&reason);
             }
@@ -136,7 +135,7 @@ impl Plugin {
         tokio::spawn(async move { cluster.events().tell(&cluster.node(), told).await });
     }
 
-    /// Gives back what claims had that no process sees any more: a runtime does not tell when a claim ends.
+    /// Releases the shares of claims that no process sees any more: runtimes do not report the end of a claim.
     pub(crate) async fn forget_claims(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK).await;
@@ -165,7 +164,6 @@ impl Plugin {
         serve(socket, &first, calls).await
     }
 
-    /// Answers one call.
     async fn handle(
         &self,
         method: &str,
@@ -223,12 +221,12 @@ impl Plugin {
                     _ => Ok(Vec::new()),
                 }
             }
-            // What is not asked for is answered by nothing.
+            // Calls to which the plugin has not subscribed get an empty answer.
             _ => Ok(Vec::new()),
         }
     }
 
-    /// A container's mounts are made, and its program does not run yet.
+    /// Checks a created container, whose mounts exist and whose program does not run yet.
     async fn starts(
         &self,
         pod: Option<PodSandbox>,
@@ -242,7 +240,7 @@ impl Plugin {
         match tokio::task::spawn_blocking(work).await.map_err(|ended| ended.to_string())? {
             Ok(None) => Ok(Vec::new()),
             Ok(Some(path)) => Err(format!("sluice: {holder}: {}", Refusal::Hidden(path))),
-            // Most containers have no allocation, and of this one it cannot be told.
+            // Whether this container has an allocation is unknown too; most have none, so it starts.
             Err(error) => {
                 tracing::warn!(%holder, %error, "what the container sees is not known");
                 Ok(Vec::new())
@@ -250,8 +248,8 @@ impl Plugin {
         }
     }
 
-    /// A sandbox of a pod has ended. It may be an earlier one, whose pod goes on: what some process sees stays. A runtime may
-    /// remove a sandbox at any time later, perhaps while its pod's next containers start.
+    /// Handles the end of a pod's sandbox. It may be an earlier sandbox of a pod that continues, or be removed while
+    /// the pod's next containers start. So allocations that some process sees are kept.
     async fn has_ended(
         &self,
         pod: Option<PodSandbox>,
@@ -275,7 +273,7 @@ impl Plugin {
         done.map_err(|error| error.to_string())
     }
 
-    /// What is to be changed of a container. Only who may have a claim waits for the API server.
+    /// Computes the adjustments of a container. Waits for the API server only if the container may have a claim.
     async fn adjust(
         &self,
         pod: PodSandbox,
@@ -308,7 +306,7 @@ impl Plugin {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map(Some)
     }
 
-    /// Touches files.
+    /// Does the file work of [`Self::adjust`]; blocks.
     fn create(
         &self,
         pod: &PodSandbox,
@@ -336,7 +334,7 @@ impl Plugin {
         self.mounts(&key)
     }
 
-    /// By which a container sees an allocation.
+    /// The mounts through which a container sees an allocation.
     fn mounts(&self, key: &AllocationKey) -> Result<ContainerAdjustment, Refusal> {
         let (folder, session) = (self.allocations.of(key), self.allocations.session_of(key));
         let mounts = self.injection.mounts((&folder, &session), None)?.into_iter().map(|mount| {
@@ -365,7 +363,8 @@ fn holder(pod: &PodSandbox, container: &Container) -> Holder {
     }
 }
 
-/// Whether a mount there could lie over the node's own. Links of the image can lead there by any name in front.
+/// Whether a mount at this path could cover the node's own. Links of the image may lead there through any parent
+/// directory.
 fn covers(destination: &str) -> bool {
     let parts = Path::new(destination).components();
     let names: Vec<&str> = parts

@@ -1,5 +1,5 @@
-//! What a ResourceClaim has of GPUs by NVIDIA's DRA driver, which tells amounts and enforces none: consumed capacity, or
-//! the limits that it gives clients of MPS. Pure.
+//! Reads which share of which GPUs a ResourceClaim of NVIDIA's DRA driver has. That driver allocates amounts but does
+//! not enforce them: they are consumed capacity, or limits of MPS clients. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::amounts::{AmountError, Part, Wish, part};
 use crate::dra::{Allocated, Devices};
 use crate::pool::Pool;
 
-/// By which claims name the driver.
+/// The driver's name in claims.
 pub(crate) const DRIVER: &str = "gpu.nvidia.com";
 const MIB: u64 = 1 << 20;
 
-/// What cannot be followed. The container does not start.
+/// Why a claim is refused. The container does not start.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum NvidiaError {
     #[error("{0}; expected resource.k8s.io/v1, and parameters of resource.nvidia.com")]
@@ -34,7 +34,7 @@ pub(crate) enum NvidiaError {
     Amount(#[from] AmountError),
 }
 
-/// What clients of MPS may take. All of it may be missing.
+/// The limits of MPS clients. Each may be missing.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mps {
@@ -44,14 +44,14 @@ struct Mps {
     default_per_device_pinned_memory_limit: BTreeMap<String, String>,
 }
 
-/// What a claim has.
+/// The limits of a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Has {
-    /// Whole GPUs, or amounts that are not told.
+    /// Whole GPUs, or a claim without amounts.
     NoLimits,
-    /// Parts that belong to the claim, whoever uses it.
+    /// Parts that belong to the claim, shared by all containers that use it.
     Consumed(Vec<Part>),
-    /// Limits of each container, as of each client of MPS: nothing is reserved for them.
+    /// Limits of each container, like those of each MPS client; nothing is reserved for them.
     Each(Vec<Part>),
 }
 
@@ -59,7 +59,7 @@ fn quantity(name: &'static str, text: &str) -> Result<u64, NvidiaError> {
     whole(text).map_err(|source| NvidiaError::Quantity { name, text: text.to_owned(), source })
 }
 
-/// `devices`: the UUIDs of NVIDIA's devices on this node, by their names.
+/// Reads a claim. `devices`: the UUIDs of NVIDIA's devices on this node, by device name.
 pub(crate) fn of(
     claim: &Value,
     devices: &BTreeMap<String, GpuId>,
@@ -91,7 +91,7 @@ pub(crate) fn of(
             (None, Some(text)) => quantity("pinned memory limit", text)? / MIB,
             (None, None) => 0,
         };
-        // Without a word on time, as much as of memory, if that is reserved.
+        // Without an amount of compute: the same part as of memory, if the memory is reserved.
         let cores = match (mps.default_active_thread_percentage, consumed) {
             (Some(percent), _) => percent,
             (None, Some(_)) if total > 0 => (CORES * memory_mib / total).clamp(1, CORES),
@@ -179,7 +179,7 @@ mod tests {
         let Ok(Has::Consumed(parts)) = has(results, json!({})) else { panic!() };
         assert_eq!((parts[0].limits, parts[1].limits), (limits(400, 40), limits(1, 1)));
         assert_eq!(parts[0].share, Share { cores: 40, memory_mib: 400 });
-        // Twice the same GPU, and whole ones beside it.
+        // The same GPU twice, and whole GPUs beside it.
         let results = json!([
             result("gpu-0", Some("300Mi")),
             result("gpu-0", Some("300Mi")),

@@ -1,5 +1,5 @@
-//! ttrpc as NRI uses it: one socket carries two connections, on one of which the runtime calls the plugin, and on the
-//! other one the plugin calls the runtime, which it does once. The crate `ttrpc` takes a socket for each.
+//! ttrpc as NRI uses it: one socket carries two connections. On one the runtime calls the plugin; on the other the
+//! plugin calls the runtime, once. The crate `ttrpc` needs a socket per connection.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -12,22 +12,22 @@ use tokio::net::UnixStream;
 
 use crate::proto::ttrpc::{Request, Response, Status};
 
-/// The connection on which the runtime calls.
+/// Connection id of the runtime's calls.
 pub(crate) const OF_PLUGIN: u32 = 1;
-/// The one on which the plugin does.
+/// Connection id of the plugin's calls.
 pub(crate) const OF_RUNTIME: u32 = 2;
-/// What a runtime reads at once: a longer piece ends its connection.
+/// The longest frame that a runtime accepts, in bytes. A longer one ends the connection.
 const PIECE: usize = 4096;
-/// What ttrpc takes as one message.
+/// The longest ttrpc message, in bytes.
 const MOST_BYTES: usize = 4 << 20;
-/// A message's length, stream, kind and flags.
+/// Bytes of a message header: length, stream, type and flags.
 const HEAD: usize = 10;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
-/// gRPC's code of what cannot be done as things are.
+/// gRPC status FAILED_PRECONDITION.
 const FAILED_PRECONDITION: i32 = 9;
 
-/// Why a runtime is not heard any more.
+/// Why the connection to a runtime has ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NriError {
     #[error("{0}")]
@@ -40,7 +40,7 @@ pub(crate) enum NriError {
     Refused(String),
 }
 
-/// A message of one of the connections.
+/// A message, with the connection that it belongs to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) connection: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// As it is sent: in pieces.
+    /// The bytes to send, split into frames.
     pub(crate) fn encoded(&self) -> Vec<u8> {
         let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
         let mut message = length(self.payload.len()).to_vec();
@@ -67,12 +67,12 @@ impl Frame {
     }
 }
 
-/// What has come of the messages of each connection.
+/// The unread bytes of each connection.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming(BTreeMap<u32, Vec<u8>>);
 
 impl Incoming {
-    /// Reads until a message is there in full.
+    /// Reads from the socket until some connection has a complete message.
     pub(crate) async fn next(
         &mut self,
         from: &mut (impl AsyncReadExt + Unpin),
@@ -97,7 +97,7 @@ impl Incoming {
     }
 }
 
-/// The message at the beginning, if it is whole.
+/// Removes the first message, if it is complete.
 fn taken(connection: u32, known: &mut Vec<u8>) -> Result<Option<Frame>, NriError> {
     let Some((head, rest)) = known.split_first_chunk::<HEAD>() else { return Ok(None) };
     let [a, b, c, d, e, f, g, h, kind, _] = *head;
@@ -110,9 +110,9 @@ fn taken(connection: u32, known: &mut Vec<u8>) -> Result<Option<Frame>, NriError
     Ok(Some(Frame { connection, stream: u32::from_be_bytes([e, f, g, h]), kind, payload }))
 }
 
-/// Who answers a runtime.
+/// Handles the runtime's calls.
 pub(crate) trait Answers {
-    /// What a method and its message are answered by. An error refuses what was asked.
+    /// The response to a call. An error refuses it.
     fn answer(
         &mut self,
         method: &str,
@@ -120,7 +120,7 @@ pub(crate) trait Answers {
     ) -> impl Future<Output = Result<Vec<u8>, String>> + Send;
 }
 
-/// Calls the runtime once, and then answers what it asks until the socket ends.
+/// Sends the first request, and then answers the runtime's calls until the socket ends.
 pub(crate) async fn serve(
     mut socket: UnixStream,
     first: &Request,

@@ -1,4 +1,4 @@
-//! What the API server says.
+//! Checks of `hypervisor node --check` that need the API server.
 
 use api_server::{answered, segment};
 use k8s_openapi::api::authorization::v1::{
@@ -15,7 +15,7 @@ use crate::cluster::ANSWERS_WITHIN;
 use crate::permissions::{Permission, needed};
 use crate::{ClusterOptions, Options};
 
-/// Asks it, if there is one to be asked. `None`: without --node-name.
+/// Asks the API server. `None`: without --node-name there is none.
 fn asked<T>(
     options: &Options,
     on: &Handle,

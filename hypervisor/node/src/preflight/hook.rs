@@ -1,4 +1,4 @@
-//! Whether what images preload can be kept: the hook's program, and the container runtime that is to start it.
+//! Checks whether images' preload lists can be kept: the hook's program, and the runtime that has to start it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use crate::{ImagePreloads, Options};
 
 const NOT_ASKED: &str =
     "not kept: an image's own /etc/ld.so.preload is hidden, without --keep-image-preloads";
-/// In ELF files of 64 bits: where the program headers are said to be, and a header that names the loader.
+/// Offsets in a 64-bit ELF header, and the size of a program header.
 const HEADERS_AT: usize = 32;
 const HEADERS_COUNT: usize = 56;
 const HEADER_BYTES: usize = 56;
 const INTERPRETER: u32 = 3;
 
-/// The program of the hook, and the kernel that it runs on.
+/// Checks the hook's program: that the node has its loader.
 pub(super) fn program(options: &Options, host: &Host) -> Checked {
     let Some(ImagePreloads { program, .. }) = &options.image_preloads else {
         return Ok(NOT_ASKED.to_owned());
@@ -30,7 +30,7 @@ pub(super) fn program(options: &Options, host: &Host) -> Checked {
     );
     let wrong = |found: String| Wrong::broken(found, mend.as_str());
     image_preloads::check(program, host).map_err(|error| wrong(error.to_string()))?;
-    // A script has none.
+    // A script names no loader.
     let loader = fs::read(program).ok().as_deref().and_then(loader_of);
     if let Some(loader) = loader.filter(|one| matches!(host.named(one), Err(Errno::NOENT))) {
         let found =
@@ -49,7 +49,8 @@ pub(super) fn program(options: &Options, host: &Host) -> Checked {
     Ok(format!("{shown}: can be started on the node"))
 }
 
-/// The folder of CDI files, and whether a runtime reads them. What a runtime does is its own: without CDI all is as without.
+/// Checks the directory of CDI files, and whether a runtime reads them. Only a note: without CDI, lists are just
+/// hidden.
 pub(super) fn cdi(options: &Options, host: &Host) -> Checked {
     let Some(ImagePreloads { cdi, .. }) = &options.image_preloads else {
         return Ok(NOT_ASKED.to_owned());
@@ -69,7 +70,7 @@ pub(super) fn cdi(options: &Options, host: &Host) -> Checked {
     follows(&host.0).map(|runtime| format!("{shown}: {runtime}"))
 }
 
-/// containerd 1.7 follows CDI when it is told to, 2.0 and CRI-O unless they are told not to.
+/// containerd 1.7 reads CDI files if enabled; containerd 2.0 and CRI-O unless disabled.
 fn follows(root: &Path) -> Checked {
     let containerd: Vec<PathBuf> =
         CONTAINERD.iter().flat_map(|place| files(&root.join(place))).collect();
@@ -95,7 +96,7 @@ fn follows(root: &Path) -> Checked {
     Err(Wrong::note(found, mend))
 }
 
-/// The loader that a program names.
+/// The loader that an ELF program names.
 fn loader_of(program: &[u8]) -> Option<PathBuf> {
     let number = |at: usize, bytes: usize| -> Option<usize> {
         let field = program.get(at..at.checked_add(bytes)?)?;

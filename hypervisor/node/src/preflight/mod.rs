@@ -1,5 +1,5 @@
-//! `hypervisor node --check`: looks at all that the node's part needs, before it runs. Each finding that is wrong names
-//! the command that mends it. Nothing is changed.
+//! `hypervisor node --check`: checks everything that `hypervisor node` needs, before it runs. Each failed check names
+//! the command that fixes it. Changes nothing.
 
 mod cluster;
 mod hook;
@@ -20,10 +20,10 @@ use crate::Options;
 use crate::host::Host;
 use crate::seen::Seen;
 
-/// How long the driver has.
+/// Timeout of the first reading of the driver.
 const SHOWS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Looks at all of it. `on`: where calls are waited for; not to be called from there.
+/// Runs all checks. `on`: the runtime for network calls; must not be called from one of its threads.
 #[must_use]
 pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorReport {
     let mut findings = Findings::default();
@@ -59,7 +59,7 @@ pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorR
     findings.report()
 }
 
-/// What the driver shows first, or why it shows nothing.
+/// The GPUs that the driver shows first, or why it shows none.
 fn seen(source: Box<dyn Source>) -> Result<Vec<GpuId>, String> {
     let (tell, told) = mpsc::channel();
     let mut sight = Seen::default();

@@ -1,4 +1,4 @@
-//! What is on the node: the kubelet, folders, libraries, the driver.
+//! Checks of the node itself: the kubelet, directories, libraries, the driver.
 
 use std::fs;
 use std::io;
@@ -48,8 +48,8 @@ pub(super) fn kubelet(options: &Options, on: &Handle) -> Checked {
     Ok(format!("listens on {}", socket.display()))
 }
 
-/// Other device plugins of GPUs, by the sockets that answer beside the kubelet's: NVIDIA's own, or one of a system that
-/// Sluice replaces.
+/// Finds other GPU device plugins, by the sockets that answer beside the kubelet's: NVIDIA's own, or one of a system
+/// that Sluice replaces.
 pub(super) fn other_plugins(options: &Options, on: &Handle) -> Checked {
     let folder = options.kubelet.join("device-plugins");
     let resources = options.resources().unwrap_or_default();
@@ -86,7 +86,7 @@ pub(super) fn pod_resources(options: &Options, on: &Handle) -> Checked {
     Ok(format!("tells of {} pods", pods.len()))
 }
 
-/// The kernel names the process at the other end, if it can be seen from here.
+/// Checks the pid namespace: the kernel shows the process at a socket's other end only if it is visible from here.
 pub(super) fn pid_namespace(options: &Options, on: &Handle) -> Checked {
     let socket = kubelet_socket(options);
     let peer = on.block_on(async { UnixStream::connect(&socket).await?.peer_cred() });
@@ -124,7 +124,7 @@ pub(super) fn library(folder: &Path) -> Checked {
     Ok(format!("{}: for glibc from 2.17 on; {musl}", folder.display()))
 }
 
-/// It is there or can be made, can be written to, and is the node's.
+/// Checks that a directory exists or can be created, is writable, and is the node's.
 pub(super) fn folder(folder: &Path) -> Checked {
     let shown = folder.display();
     let there = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
@@ -138,7 +138,7 @@ pub(super) fn folder(folder: &Path) -> Checked {
     Ok(format!("{shown}: {is_there}"))
 }
 
-/// The kubelet mounts it by the node's path.
+/// The kubelet mounts the directory by the node's path.
 fn on_the_node(path: &Path) -> Result<(), Wrong> {
     let node = Path::new("/proc/1/root").join(path.strip_prefix("/").unwrap_or(path));
     let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
@@ -155,7 +155,7 @@ fn on_the_node(path: &Path) -> Result<(), Wrong> {
     }
 }
 
-/// Limits of memory hold without it; shares of time are kept by each container for itself.
+/// A note only: without the daemon, memory limits hold, and each container enforces its compute share alone.
 pub(super) fn daemon(socket: &Path) -> Checked {
     match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => Ok(format!("listens on {}", socket.display())),

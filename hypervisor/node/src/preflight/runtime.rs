@@ -1,4 +1,4 @@
-//! What brings the driver's libraries into containers, and how their cgroups are called.
+//! Checks of what mounts the driver's libraries into containers, and of the cgroup driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use protocol::findings::{Checked, Wrong};
 use crate::DeviceList;
 use crate::driver_libraries::{self, DriverError};
 
-/// Where container runtimes are told of NVIDIA's as the one that is taken if nothing is said.
+/// Files that configure NVIDIA's runtime as the default one, each with the line that does so.
 const CONFIGURED: [(&str, &str); 6] = [
     ("etc/containerd/config.toml", "default_runtime_name=nvidia"),
     ("etc/containerd/conf.d", "default_runtime_name=nvidia"),
@@ -17,14 +17,14 @@ const CONFIGURED: [(&str, &str); 6] = [
     ("etc/crio/crio.conf", "default_runtime=nvidia"),
     ("etc/crio/crio.conf.d", "default_runtime=nvidia"),
 ];
-/// containerd's own files.
+/// containerd's configuration files.
 pub(super) const CONTAINERD: [&str; 3] = [
     "etc/containerd/config.toml",
     "etc/containerd/conf.d",
     "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
 ];
 const CDI: [&str; 3] = ["etc/cdi", "var/run/cdi", "run/cdi"];
-/// No such file is longer.
+/// The longest configuration file read, in bytes.
 const MOST_BYTES: u64 = 4 << 20;
 
 pub(super) fn nvidia(
@@ -84,7 +84,7 @@ pub(super) fn text(path: &Path) -> String {
     if is_short { fs::read_to_string(path).unwrap_or_default() } else { String::new() }
 }
 
-/// Without comments, spaces and quotes.
+/// Removes comments, spaces and quotes.
 pub(super) fn plain(text: &str) -> String {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     lines.flat_map(str::chars).filter(|c| !c.is_whitespace() && *c != '"').collect()
@@ -94,7 +94,7 @@ pub(super) fn below(root: &Path, path: &Path) -> String {
     format!("/{}", path.strip_prefix(root).unwrap_or(path).display())
 }
 
-/// The daemon knows pods by their cgroups, which kubelets name in two ways.
+/// Checks the cgroup names, of which kubelets use two forms: the daemon recognizes pods by them.
 pub(super) fn cgroup(proc: &Path) -> Checked {
     let mut processes = fs::read_dir(proc).into_iter().flatten().flatten();
     let seen = processes.find_map(|process| {
