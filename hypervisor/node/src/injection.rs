@@ -19,7 +19,7 @@ pub(crate) const PRELOADED: [&str; 2] = ["libcuda_limiter.so", "libadd_path.so"]
 /// The file from which glibc's loader reads them.
 pub(crate) const PRELOAD: &str = "/etc/ld.so.preload";
 
-/// Why containers cannot be given the limiter.
+/// Why containers cannot be made to load the limiter.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectionError {
     /// A library is missing.
@@ -83,13 +83,13 @@ pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
     }
 }
 
-/// Why the libraries are not installed on the node.
+/// Why libraries cannot be installed on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// The libraries are missing.
     #[error(transparent)]
     Library(#[from] InjectionError),
-    /// A file cannot be written.
+    /// The libraries cannot be written.
     #[error("--install {folder}: {source}", folder = folder.display())]
     Write {
         /// The folder.

@@ -40,6 +40,7 @@ pub enum DeviceList {
 }
 
 impl DeviceList {
+    /// All ways.
     pub const ALL: [Self; 3] = [Self::Files, Self::Cdi, Self::Mounts];
 
     /// The name in options.

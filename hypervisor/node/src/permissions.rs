@@ -9,6 +9,7 @@ pub struct Permission {
     pub group: &'static str,
     /// The kind of object, in plural.
     pub resource: &'static str,
+    /// The verb.
     pub verb: &'static str,
     /// The feature gate that needs it. `None`: always needed.
     pub gate: Option<Gate>,

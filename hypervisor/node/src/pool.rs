@@ -26,6 +26,7 @@ const INDICES_OF_PART: u64 = 36;
 /// Bytes of a device in such a message beside its id: health, tags and lengths.
 const BESIDE_ID: u64 = 16;
 
+/// A GPU that is offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Its UUID.
@@ -210,6 +211,7 @@ pub enum PoolError {
     },
 }
 
+/// The node's GPUs, and how they are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// In the driver's order.
@@ -321,6 +323,7 @@ impl Pool {
         }
     }
 
+    /// The GPUs, in the driver's order.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus

@@ -35,7 +35,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// Pause after a failed registration.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Identifies a file while it exists. An inode number may be reused later, so the creation time is included.
+/// Identifies a file while it exists. Inode numbers are reused, so the time of the last status change is included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -66,6 +66,7 @@ enum Step {
 struct Known {
     /// Whether the plugin's socket is still in place.
     listens: bool,
+    /// The kubelet's socket, if it exists.
     kubelet: Option<FileId>,
     /// The kubelet's socket at the last registration, and the time since.
     registered: Option<(FileId, Duration)>,

@@ -27,7 +27,7 @@ pub enum ImageError {
     /// It is no plain file.
     #[error("the image's {PRELOAD} is {0}; expected a plain file")]
     NoFile(&'static str),
-    /// The list is too long.
+    /// The file is too long.
     #[error("the image's {PRELOAD} has {0} bytes; expected at most {MOST_BYTES}")]
     TooLong(u64),
 }

@@ -17,7 +17,7 @@ pub(crate) const LIST: &str = "ld.so.preload";
 /// File beside it that tells people what became of the image's list.
 const OUTCOME: &str = "image-preloads.txt";
 
-/// Why an allocation's list is not written.
+/// Why a list is not written.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The mounted file is not an allocation's list.
