@@ -1,4 +1,4 @@
-//! Which GPUs a pod wants, by its annotations.
+//! Reads from a pod's annotations which GPUs the pod accepts.
 
 use k8s_openapi::api::core::v1::Pod;
 use limits::GpuId;
@@ -7,20 +7,20 @@ use crate::Dialect;
 use crate::pods::annotation;
 use crate::registers::MAKER;
 
-/// The annotations, each a list with commas.
+/// Names of the annotations. Each holds a comma-separated list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChoiceNames {
-    /// Parts of products' names, one of which has to be in a GPU's.
+    /// Parts of product names; a GPU's name must contain one.
     pub types: &'static str,
-    /// None of these may be.
+    /// Parts of product names that a GPU's name must not contain.
     pub no_types: &'static str,
-    /// UUIDs, one of which a GPU has to have.
+    /// UUIDs; a GPU must have one of them.
     pub uuids: &'static str,
-    /// It may have none of these.
+    /// UUIDs that a GPU must not have.
     pub no_uuids: &'static str,
 }
 
-/// What a pod wants. By default any GPU.
+/// The GPUs that a pod accepts. By default all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     types: Vec<String>,
@@ -29,12 +29,12 @@ pub struct Choice {
     no_uuids: Vec<String>,
     /// Whether a part of a UUID is enough.
     parts: bool,
-    /// What its dialect puts before a product's name.
+    /// The dialect's prefix of product names.
     maker: &'static str,
 }
 
 impl Choice {
-    /// What a pod wants, in the words of its dialect.
+    /// Reads the annotations of a pod of this dialect.
     #[must_use]
     pub fn of(pod: &Pod, dialect: Dialect) -> Self {
         let Some(names) = dialect.annotations().choice else { return Self::default() };
@@ -53,7 +53,7 @@ impl Choice {
         }
     }
 
-    /// Whether this GPU is one. What is both wanted and not wanted is not.
+    /// Whether the pod accepts a GPU. Exclusions win.
     #[must_use]
     pub fn takes(&self, gpu: GpuId, product: &str) -> bool {
         let Self { types, no_types, uuids, no_uuids, .. } = self;
@@ -79,7 +79,7 @@ mod tests {
     const A: &str = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec";
     const B: &str = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448";
 
-    /// Of an A10 with the first UUID, and an H100 with the second.
+    /// Whether an A10 with the first UUID, and an H100 with the second, are accepted.
     fn takes(dialect: Dialect, annotations: &Value) -> (bool, bool) {
         let pod = json!({"metadata": {"annotations": annotations}});
         let choice = Choice::of(&serde_json::from_value(pod).unwrap(), dialect);
@@ -112,7 +112,7 @@ mod tests {
             let is_part = dialect == VgpuManager;
             assert_eq!(takes(dialect, &json!({uuids: "0fc3eda5"})), (false, is_part));
         }
-        // HAMi's products have a prefix, and other dialects' words say nothing.
+        // HAMi's product names have a prefix, and other dialects' annotations are ignored.
         assert_eq!(
             takes(Hami, &json!({"nvidia.com/use-gputype": "NVIDIA-NVIDIA A10"})),
             (true, false)

@@ -1,4 +1,5 @@
-//! Which parts of which GPUs a pod's containers have, in the texts of each dialect.
+//! Reads and writes the annotations that tell which parts of which GPUs a pod's containers have, in each dialect's
+//! format.
 
 use core::fmt::Write;
 use std::collections::BTreeMap;
@@ -8,30 +9,30 @@ use limits::GpuId;
 use crate::Share;
 use crate::table::Dialect;
 
-/// What HAMi's and Volcano's texts call a GPU of NVIDIA.
+/// The type of NVIDIA GPUs in HAMi's and Volcano's formats.
 const NVIDIA: &str = "NVIDIA";
 
-/// A part of a GPU. Neither cores nor memory: a container's own words say how much.
+/// A part of a GPU. If both cores and memory are 0, the container's own request holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The GPU's place on its node. Only VGPU-Manager says it.
+    /// The GPU's index on its node. Only VGPU-Manager's format has it.
     pub index: u32,
     /// The GPU.
     pub gpu: GpuId,
-    /// Hundredths of its time.
+    /// Percent of its compute.
     pub cores: u64,
-    /// Its memory. In Volcano's texts it is in units of the memory factor.
+    /// Its memory in MiB; in Volcano's annotations, in units of the memory factor.
     pub memory_mib: u64,
 }
 
 impl Claim {
-    /// A GPU, of which a container's own words say how much.
+    /// A claim without amounts: the container's own request holds.
     #[must_use]
     pub const fn of(gpu: GpuId) -> Self {
         Self { index: 0, gpu, cores: 0, memory_mib: 0 }
     }
 
-    /// How much it is. `None`: a container's own words say it.
+    /// The amounts. `None`: the container's own request holds.
     #[must_use]
     pub fn share(&self) -> Option<Share> {
         let share = Share { cores: self.cores, memory_mib: self.memory_mib };
@@ -39,50 +40,50 @@ impl Claim {
     }
 }
 
-/// Those of a container.
+/// The claims of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerClaims {
     /// Its name.
     pub container: String,
-    /// Its parts.
+    /// One claim per GPU.
     pub claims: Vec<Claim>,
 }
 
-/// Those of a pod.
+/// The claims of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodClaims(pub Vec<ContainerClaims>);
 
-/// Why a text says nothing.
+/// Why an annotation cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// It has another form.
+    /// The list has another format.
     #[error("{text:?} is no list of a container's devices; expected {form}")]
     Form {
-        /// The part.
+        /// The part that cannot be read.
         text: String,
-        /// What would be one.
+        /// The accepted format.
         form: &'static str,
     },
-    /// A part has another form.
+    /// A device has another format.
     #[error("{text:?} is no device of a container; expected {form}")]
     Device {
-        /// The part.
+        /// The device.
         text: String,
-        /// What would be one.
+        /// The accepted format.
         form: &'static str,
     },
-    /// It is about other containers than those of the pod.
+    /// The number of containers does not match the pod's.
     #[error("{claimed} containers have devices, and {requesting} of the pod request some")]
     Containers {
-        /// How many have devices.
+        /// Containers with devices in the annotation.
         claimed: usize,
-        /// How many request some.
+        /// Containers of the pod that request devices.
         requesting: usize,
     },
-    /// It cannot be counted.
+    /// The amount of memory overflows.
     #[error("{0} units of memory are more than can be counted")]
     TooMuch(u64),
-    /// It is another list.
+    /// The text is not the expected JSON.
     #[error("{0}; expected {CONTAINER_GPUS}")]
     Json(String),
 }
@@ -100,7 +101,7 @@ const GPU_LIST: &str = "UUID,UUID";
 const LISTED_DEVICE: &str = "UUID,NVIDIA,MIB,CORES";
 
 impl PodClaims {
-    /// In this dialect. `containers`: those that have a slot in HAMi's and Volcano's texts, in order.
+    /// Formats the claims. `containers`: those that have a slot in HAMi's and Volcano's formats, in order.
     #[must_use]
     pub fn write(&self, dialect: Dialect, containers: &[&str]) -> String {
         match dialect {
@@ -131,7 +132,7 @@ impl PodClaims {
         let one = |name: &&str| {
             self.of(name).unwrap_or_default().iter().fold(String::new(), |mut all, claim| {
                 let Claim { gpu, cores, memory_mib, .. } = claim;
-                // A String takes whatever is written.
+                // Writing to a `String` cannot fail.
                 _ = write!(all, "{gpu},{NVIDIA},{memory_mib},{cores}:");
                 all
             })
@@ -139,23 +140,22 @@ impl PodClaims {
         containers.iter().map(one).collect()
     }
 
-    /// Those of a container.
+    /// The claims of one container.
     #[must_use]
     pub fn of(&self, container: &str) -> Option<&[Claim]> {
         let found = self.0.iter().find(|one| one.container == container)?;
         Some(&found.claims)
     }
 
-    /// All of them.
+    /// The claims of all containers.
     pub fn all(&self) -> impl Iterator<Item = &Claim> {
         self.0.iter().flat_map(|one| &one.claims)
     }
 
-    /// Reads what [`Self::write`] writes. Devices of other makers are left out. `containers`: those of HAMi's and Volcano's
-    /// texts that request GPUs, in order: empty slots differ between versions.
+    /// Reads what [`Self::write`] writes. Devices of other vendors are left out. `containers`: those that request GPUs
+    /// in HAMi's and Volcano's formats, in order; empty slots are skipped because versions place them differently.
     ///
-    /// # Errors
-    /// [`ClaimError`]
+    /// # Errors [`ClaimError`]
     pub fn read(dialect: Dialect, text: &str, containers: &[&str]) -> Result<Self, ClaimError> {
         match dialect {
             Dialect::VgpuManager => {
@@ -170,7 +170,7 @@ impl PodClaims {
                 let slots: Vec<Vec<Claim>> = slots.collect();
                 let (claimed, requesting) = (slots.len(), containers.len());
                 let unclaimed = match requesting.checked_sub(claimed) {
-                    // Nothing is left of it.
+                    // The plugin has removed all devices after allocating them.
                     _ if claimed == 0 => requesting,
                     Some(0) => 0,
                     // HAMi before 2.9 has no slots for init containers, which come first.
@@ -188,7 +188,7 @@ impl PodClaims {
     }
 }
 
-/// Spaces count for nothing, and neither does a container without GPUs.
+/// Spaces and containers without GPUs are ignored.
 fn listed_gpus(text: &str) -> Result<Vec<ContainerClaims>, ClaimError> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -274,7 +274,7 @@ mod tests {
         ContainerClaims { container: container.to_owned(), claims }
     }
 
-    /// docs/develop/protocol.md of HAMi: a task that asks for 3000 MiB.
+    /// From docs/develop/protocol.md of HAMi: a task that requests 3000 MiB.
     #[test]
     fn hamis_own_example() {
         let text = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,3000,0:;";
@@ -287,12 +287,12 @@ mod tests {
         };
         assert_eq!(read, PodClaims(vec![one("main", vec![claim])]));
         assert_eq!(read.write(Dialect::Hami, &["main"]), text);
-        // What is left of it when the devices are there.
+        // What HAMi leaves of it once the devices are allocated.
         assert_eq!(PodClaims::read(Dialect::Hami, ";", &["main"]), Ok(PodClaims::default()));
         assert_eq!(PodClaims::default().write(Dialect::Hami, &["main"]), ";");
     }
 
-    /// The form in the comment of VGPU-Manager's claims, and the order of Volcano's fields.
+    /// The format in a comment of VGPU-Manager's source, and Volcano's order of fields.
     #[test]
     fn the_forms_of_the_others() {
         let a = gpu("GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec");
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!((read.of("none"), read.of("cont2")), (None, None));
     }
 
-    /// The form of vgpu.rs's own tests. Its scheduler writes UUIDs in lower case.
+    /// The format in vgpu.rs's own tests. Its scheduler writes UUIDs in lower case.
     #[test]
     fn vgpu_rs_names_gpus_and_no_amounts() {
         let text = r#"{"container1":["GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec","GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"]}"#;

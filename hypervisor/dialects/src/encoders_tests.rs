@@ -1,4 +1,4 @@
-//! Claims as each original's encoder writes them, for every shape of pod.
+//! Claims as each original's encoder writes them, for pods with all combinations of containers.
 
 use limits::GpuId;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::registers::{self, HamiForm};
 
-/// A container of a shape: on how many GPUs it requests a part.
+/// The number of GPUs of which a container requests a part.
 type Asked = usize;
 
 fn shapes() -> impl Iterator<Item = (Vec<Asked>, Vec<Asked>)> {
@@ -39,7 +39,7 @@ fn pod(dialect: Dialect, init: &[Asked], main: &[Asked], text: &str) -> Pod {
     .unwrap()
 }
 
-/// The GPUs of a container, by its place.
+/// The GPUs of the container at this position.
 fn gpus(init: bool, at: usize, asked: Asked) -> Vec<GpuId> {
     let byte = |gpu| u8::try_from(100 * usize::from(init) + 10 * at + gpu).unwrap();
     (0..asked).map(|gpu| GpuId::from_bytes([byte(gpu); 16])).collect()
@@ -53,7 +53,6 @@ fn slots_of(init: bool, asked: &[Asked]) -> Vec<String> {
     asked.iter().enumerate().map(|(at, asked)| slot(&gpus(init, at, *asked))).collect()
 }
 
-/// `encodePodDevices` of what `resourcereqs` returns, which leaves out init containers and containers without a request.
 fn volcano(_: &[Asked], main: &[Asked]) -> String {
     let slots = slots_of(false, main).into_iter().filter(|slot| !slot.is_empty());
     slots.collect::<Vec<_>>().join(";")
@@ -63,23 +62,23 @@ fn ended(slots: impl IntoIterator<Item = String>) -> String {
     slots.into_iter().map(|slot| slot + ";").collect()
 }
 
-/// `EncodePodSingleDevice` up to HAMi 2.8: a slot for each container.
+/// `EncodePodSingleDevice` up to HAMi 2.8: one slot per container.
 fn hami_2_8(_: &[Asked], main: &[Asked]) -> String {
     ended(slots_of(false, main))
 }
 
-/// As of 2.9: init containers first.
+/// HAMi 2.9: init containers come first.
 fn hami_2_9(init: &[Asked], main: &[Asked]) -> String {
     ended(slots_of(true, init).into_iter().chain(slots_of(false, main)))
 }
 
-/// 2.10 on nodes with model-specific types: slots of init containers without a request are missing (its issue 2899).
+/// HAMi 2.10 on nodes with model-specific types: init containers without a request have no slot (its issue 2899).
 fn hami_2_10(init: &[Asked], main: &[Asked]) -> String {
     let init = slots_of(true, init).into_iter().filter(|slot| !slot.is_empty());
     ended(init.chain(slots_of(false, main)))
 }
 
-/// Before 2.6: containers without a request have an empty device (its issue 991).
+/// HAMi before 2.6: containers without a request have an empty device (its issue 991).
 fn hami_empty(_: &[Asked], main: &[Asked]) -> String {
     let filled = |slot: String| if slot.is_empty() { ",,0,0:".to_owned() } else { slot };
     ended(slots_of(false, main).into_iter().map(filled))
@@ -106,7 +105,7 @@ fn each_encoders_claims_are_of_the_containers_that_it_means() {
             for (at, asked) in main.iter().enumerate() {
                 assert_eq!(of(format!("c{at}")), gpus(false, at, *asked), "{index} {text}");
             }
-            // HAMi before 2.9 gives init containers nothing.
+            // HAMi before 2.9 gives init containers no devices.
             for (at, asked) in init.iter().enumerate() {
                 let asked = if has_init { *asked } else { 0 };
                 assert_eq!(of(format!("i{at}")), gpus(true, at, asked), "{index} {text}");
@@ -121,7 +120,7 @@ fn each_encoders_claims_are_of_the_containers_that_it_means() {
     }
 }
 
-/// Volcano gives one GPU to a container that requests memory alone, and has no slot for one that requests cores alone.
+/// Volcano gives one GPU to a container that requests only memory, and no slot to one that requests only cores.
 #[test]
 fn volcano_counts_requests_for_memory_alone() {
     let container = |name: &str, limits| json!({"name": name, "resources": {"limits": limits}});
@@ -140,8 +139,8 @@ fn volcano_counts_requests_for_memory_alone() {
     assert_eq!(read.of("number").unwrap()[0].gpu, gpus(false, 1, 1)[0]);
 }
 
-/// Volcano's amounts are units of the memory factor: `registeredmem` of its plugin, and `Usedmem` of its scheduler. HAMi's
-/// are MiB, whatever the factor is.
+/// Volcano's memory is in units of the memory factor (`registeredmem` of its plugin, `Usedmem` of its scheduler);
+/// HAMi's is in MiB, whatever the factor.
 #[test]
 fn a_unit_of_memory_is_as_large_as_each_encoder_means() {
     let gpu = gpus(false, 0, 1)[0];

@@ -1,20 +1,20 @@
-//! Feature gates, by VGPU-Manager's names: the older ones and the newer ones.
+//! Feature gates, with both the older and the newer names of VGPU-Manager.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// What can be switched.
+/// A feature gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Gate {
-    /// Whether the kubelet is told of cores.
+    /// Offer cores to the kubelet.
     CorePlugin,
-    /// Whether the kubelet is told of memory.
+    /// Offer memory to the kubelet.
     MemoryPlugin,
-    /// Whether a pod that cannot have what it was promised is deleted, so that its controller makes a new one.
+    /// Delete a pod that cannot have what it was promised, so that its controller creates a new one.
     Reschedule,
-    /// Whether pods are bound to a node one after the other.
+    /// Bind pods of a node one after the other.
     SerialBindNode,
-    /// Whether what connects GPUs has a say: nodes tell of links and NUMA nodes, and the scheduler goes by links.
+    /// Use connections between GPUs: nodes report links and NUMA nodes, and the scheduler considers links.
     GpuTopology,
 }
 
@@ -40,7 +40,7 @@ impl Gate {
         Self::NAMES.into_iter().find(|(_, gate)| *gate == self).map_or("", |(name, _)| name)
     }
 
-    /// What it needs to have an effect.
+    /// Why the gate has no effect in `hypervisor node`, if it has none.
     const fn needs(self) -> Option<&'static str> {
         match self {
             Self::SerialBindNode => Some("it is the scheduler's: hypervisor scheduler"),
@@ -49,18 +49,18 @@ impl Gate {
     }
 }
 
-/// Which gates are open. All are closed by default.
+/// The settings of the gates. By default all are off.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates(BTreeMap<Gate, bool>);
 
 impl FeatureGates {
-    /// Whether it is open.
+    /// Whether a gate is on.
     #[must_use]
     pub fn is_open(&self, gate: Gate) -> bool {
         self.0.get(&gate).copied().unwrap_or_default()
     }
 
-    /// Which of the open ones have no effect, and why: people are told.
+    /// The gates that are on but have no effect, with the reason, for a warning.
     pub fn idle(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let open = self.0.iter().filter(|(_, open)| **open);
         open.filter_map(|(gate, _)| Some((gate.name(), gate.needs()?)))
@@ -70,17 +70,17 @@ impl FeatureGates {
 /// Why a text is no list of gates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
-    /// It is not of the form.
+    /// It is not `NAME=true` or `NAME=false`.
     #[error(
         "{0:?} is no feature gate; expected NAME=true or NAME=false, several with commas between them"
     )]
     Form(String),
-    /// There is no such gate.
+    /// The name is unknown.
     #[error(
         "there is no feature gate {0:?}; expected CorePlugin, MemoryPlugin, Reschedule, SerialBindNode or GPUTopology"
     )]
     Unknown(String),
-    /// A gate is to be both.
+    /// A gate is set to both values.
     #[error("the feature gate {0} is set to true and to false")]
     Both(String),
 }
@@ -113,7 +113,7 @@ mod tests {
         for (index, (name, gate)) in Gate::NAMES.into_iter().enumerate() {
             let gates: FeatureGates = format!("{name}=true").parse().unwrap();
             assert!(gates.is_open(gate), "{name}");
-            // Both names stand beside each other, the older one first.
+            // Each gate's two names are adjacent, the older one first.
             assert_eq!(gate.name(), Gate::NAMES[index / 2 * 2].0);
         }
         let gates: FeatureGates = "CorePlugin=true,MemoryPlugin=false".parse().unwrap();

@@ -1,8 +1,8 @@
-//! What existing systems for fractions of GPUs in Kubernetes mean by their names: resources, annotations, and the texts
-//! in these. Pure: no I/O, no clock.
+//! Reads and writes what other systems for fractional GPUs in Kubernetes have defined: resources, annotations and their
+//! formats. Used by the node agent, the scheduler extender and the webhook. Pure: no I/O, no clock.
 //!
-//! All dialects are rows of one [`table`]. What a container asks for by one of them is a [`Need`]; where a scheduler put
-//! it is a [`Claim`]; what a node has to give is a list of [`Registered`] devices.
+//! All dialects are rows of one [`table`]. A container's request is a [`Need`], the part of a GPU that a scheduler gave
+//! it a [`Claim`], and the capacity of a node a list of [`Registered`] devices.
 
 #![forbid(unsafe_code)]
 
@@ -28,5 +28,5 @@ pub use registers::Registered;
 pub use table::{Annotations, Counts, Dialect, Resource};
 pub use topology::Links;
 
-/// Cores of a GPU: hundredths of its time.
+/// Cores per GPU: one core is 1 % of a GPU's compute.
 pub const CORES: u64 = 100;

@@ -1,5 +1,5 @@
-//! Other names for resources, as a cluster's pods request them. Everything else here knows resources by the names of
-//! their originals, so pods are read with these names in place of the cluster's.
+//! Alternative resource names of a cluster. All other code uses the original names, so pods are translated when they
+//! are read.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,25 +10,25 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::table::WORDS;
 
-/// Which resources have other names. Their own names belong to somebody else then.
+/// Alternative names by resource. A renamed resource's original name belongs to some other system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceNames(Vec<(&'static str, String)>);
 
-/// Names that cannot be given.
+/// Why a list of names is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NamesError {
     /// Not a pair.
     #[error("{0:?}; expected NAME=OTHER, such as nvidia.com/gpu=example.com/gpu")]
     NoPair(String),
-    /// The first is no resource.
+    /// The first name is no resource.
     #[error("{given:?} is not a resource of any dialect; expected one of {known}")]
     Unknown {
-        /// What was given.
+        /// The given name.
         given: String,
-        /// The resources.
+        /// The known resources.
         known: String,
     },
-    /// The second is no name.
+    /// The second is no valid resource name.
     #[error(
         "{0:?} is not a resource name; expected a domain, / and up to 63 letters, digits, -, _ and ., such as example.com/gpu"
     )]
@@ -66,12 +66,12 @@ impl FromStr for ResourceNames {
     }
 }
 
-/// The names that containers request.
+/// The resources that containers request.
 fn resources() -> impl Iterator<Item = &'static str> {
     WORDS.iter().filter(|(_, word, _)| !word.is_annotation()).map(|(.., name)| *name)
 }
 
-/// A name that is there more than once.
+/// A name that occurs more than once.
 fn twice(mut names: Vec<&str>) -> Option<&str> {
     names.sort_unstable();
     names.windows(2).find(|two| two.first() == two.last())?.first().copied()
@@ -89,13 +89,13 @@ fn is_name(text: &str) -> bool {
 }
 
 impl ResourceNames {
-    /// What the cluster calls a resource.
+    /// The cluster's name of a resource.
     #[must_use]
     pub fn written<'a>(&'a self, own: &'a str) -> &'a str {
         self.0.iter().find(|(of, _)| *of == own).map_or(own, |(_, other)| other)
     }
 
-    /// The resource that the cluster calls so. `None`: it is somebody else's.
+    /// The resource with this name in the cluster. `None`: it belongs to another system.
     #[must_use]
     pub fn read<'a>(&self, name: &'a str) -> Option<&'a str>
     where
@@ -107,7 +107,7 @@ impl ResourceNames {
         (!self.0.iter().any(|(own, _)| *own == name)).then_some(name)
     }
 
-    /// A pod as one of a cluster without other names.
+    /// Translates a pod to the original resource names.
     #[must_use]
     pub fn pod<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         if self.0.is_empty() {
@@ -132,11 +132,11 @@ impl ResourceNames {
         all.into_iter().filter_map(one).collect()
     }
 
-    /// A text for people, with the names that they know.
+    /// Translates resource names in a message for people to the cluster's names.
     #[must_use]
     pub fn in_words(&self, text: String) -> String {
         let mut names: Vec<&(&str, String)> = self.0.iter().collect();
-        // One name may begin with another.
+        // Longest first, since one name may begin with another.
         names.sort_by_key(|(own, _)| core::cmp::Reverse(own.len()));
         let mut parts = vec![(text, false)];
         for (own, other) in names {
@@ -149,7 +149,7 @@ impl ResourceNames {
     }
 }
 
-/// The parts of a text beside a name, and what stands for the name.
+/// Splits a text at a name; the flag marks replacements.
 fn split(text: &str, own: &str, other: &str) -> Vec<(String, bool)> {
     let mut parts = Vec::new();
     for (at, part) in text.split(own).enumerate() {

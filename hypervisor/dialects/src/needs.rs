@@ -1,4 +1,4 @@
-//! What a container asks for, and what that is on a GPU, as each dialect means it.
+//! A container's request, and the share of a GPU that it means in each dialect.
 
 use core::num::NonZeroU32;
 
@@ -12,104 +12,104 @@ use crate::vgpu_rs::{self, AmountError};
 
 const MIB: u64 = 1 << 20;
 
-/// What a container asks for.
+/// A container's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// In whose words.
+    /// The dialect of its resource names.
     pub dialect: Dialect,
-    /// By which resource.
+    /// The resource that counts its places.
     pub resource: &'static str,
-    /// On how many GPUs, each another one. Of vgpu.rs: the number by which its pod is known, among those of its resource.
+    /// The number of GPUs, all different. For vgpu.rs: the index that identifies the pod, within its resource.
     pub places: u64,
-    /// How much of each one's time, in hundredths. 0: not said.
+    /// Percent of each GPU's compute. 0: not requested.
     pub cores: u64,
-    /// How much of each one's memory.
+    /// Memory of each GPU.
     pub memory: MemoryNeed,
-    /// Whether others come first.
+    /// The priority for compute.
     pub priority: Priority,
-    /// How many thousandths of a TFLOPS of each one. 0: not said.
+    /// Thousandths of a TFLOPS of each GPU. 0: not requested.
     pub milli_tflops: u64,
 }
 
-/// How much memory.
+/// Requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryNeed {
-    /// Not said: all of it.
+    /// Not requested: all of it.
     Whole,
-    /// So many units of the memory factor.
+    /// Units of the memory factor.
     Units(u64),
-    /// So many hundredths of the GPU's.
+    /// Percent of the GPU's memory.
     Percent(u64),
-    /// So many MiB, whatever the memory factor is.
+    /// MiB, independent of the memory factor.
     Mib(u64),
 }
 
-/// A part of a GPU.
+/// A share of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Hundredths of its time that nobody else may be promised. 0: none.
+    /// Percent of its compute, reserved. 0: nothing is reserved.
     pub cores: u64,
-    /// Its memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
 }
 
-/// What cannot be asked for.
+/// Why a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NeedError {
-    /// A number that is none.
+    /// Not a number.
     #[error("{name}: {source}")]
     Quantity {
         /// The resource.
         name: &'static str,
-        /// Why.
+        /// The reason.
         source: QuantityError,
     },
-    /// An amount that is none.
+    /// Not an amount.
     #[error("the annotation {name}: {source}")]
     Amount {
         /// The annotation.
         name: &'static str,
-        /// Why.
+        /// The reason.
         source: AmountError,
     },
-    /// Names of two dialects in one container.
+    /// One container uses resource names of two dialects.
     #[error("{0} and {1} are asked for in one container; expected the names of one dialect")]
     TwoDialects(&'static str, &'static str),
-    /// More of a GPU's time than it has.
+    /// More compute than a GPU has.
     #[error("{name}: {asked} cores of each of its GPUs are asked for; expected 1 to {CORES}")]
     Cores {
         /// The resource.
         name: &'static str,
-        /// How many.
+        /// The requested cores.
         asked: u64,
     },
-    /// More of a GPU's memory than it has.
+    /// More memory than a GPU has.
     #[error("{name}: {asked} percent of each GPU's memory are asked for; expected 1 to 100")]
     Percent {
         /// The resource.
         name: &'static str,
-        /// How many.
+        /// The requested percentage.
         asked: u64,
     },
-    /// No such priority.
+    /// An unknown priority.
     #[error("{name}: {asked} is no priority; expected 0 (high) or 1 (low)")]
     Priority {
         /// The resource.
         name: &'static str,
-        /// What is asked for.
+        /// The requested priority.
         asked: u64,
     },
-    /// A name that is none.
+    /// An unknown name.
     #[error("the annotation {name}: {text:?}; expected {expected}")]
     Name {
         /// The annotation.
         name: &'static str,
-        /// What it says.
+        /// Its value.
         text: String,
-        /// What it may say.
+        /// The accepted values.
         expected: &'static str,
     },
-    /// Only hardware could keep it apart in this way.
+    /// A hardware partition (MIG) is requested, which does not exist here.
     #[error(
         "the annotation {name}: partitioned: GPUs are not partitioned by their hardware (MIG) here; expected shared, soft or hard"
     )]
@@ -117,22 +117,21 @@ pub enum NeedError {
         /// The annotation.
         name: &'static str,
     },
-    /// It cannot be counted.
+    /// The amount of memory overflows.
     #[error("{asked} units of {factor} MiB are more than can be counted")]
     TooMuch {
-        /// How many units.
+        /// The number of units.
         asked: u64,
-        /// How many MiB is one.
+        /// MiB per unit.
         factor: u32,
     },
 }
 
 impl Need {
-    /// What a container asks for whose words have these values, in its `resources` or in its pod's annotations. `None`:
-    /// no GPU, in any of these dialects.
+    /// Reads a container's request. `value` returns the value of a name in the container's `resources` or in the pod's
+    /// annotations. `None`: it requests no GPU in any of these dialects.
     ///
-    /// # Errors
-    /// [`NeedError`]
+    /// # Errors [`NeedError`]
     pub fn of<'a>(
         dialects: &[Dialect],
         value: impl Fn(Word, &str) -> Option<&'a str>,
@@ -145,7 +144,7 @@ impl Need {
                 Some((name, value(wanted, name)?))
             };
             let amount = |wanted: Word, read: fn(&str) -> Result<u64, AmountError>| {
-                // vgpu.rs takes an empty one for none.
+                // vgpu.rs treats an empty annotation as missing.
                 let (name, text) = said(wanted).filter(|(_, text)| !text.trim().is_empty())?;
                 Some(read(text).map_err(|source| NeedError::Amount { name, source }))
             };
@@ -161,7 +160,7 @@ impl Need {
             let cores = match read(Word::Cores).transpose()? {
                 None => 0,
                 Some((_, cores)) if cores <= CORES => cores,
-                // Its scheduler takes it for a whole GPU.
+                // HAMi's scheduler treats more as a whole GPU.
                 Some(_) if *dialect == Dialect::Hami => CORES,
                 Some((name, asked)) => return Err(NeedError::Cores { name, asked }),
             };
@@ -201,10 +200,9 @@ impl Need {
         Ok(found.map(|(_, need)| need))
     }
 
-    /// What that is on a GPU with so much memory, and so many thousandths of a TFLOPS, if that is known.
+    /// The share of a GPU with this memory (MiB) and speed (thousandths of a TFLOPS, if known).
     ///
-    /// # Errors
-    /// [`NeedError::TooMuch`]
+    /// # Errors [`NeedError::TooMuch`]
     pub fn on(
         &self,
         gpu_mib: u64,
@@ -226,7 +224,7 @@ impl Need {
             }
         };
         let says_nothing = self.cores == 0 && self.memory == MemoryNeed::Whole;
-        // VGPU-Manager: a container that only counts GPUs has them for itself.
+        // VGPU-Manager: a container that requests only a number of GPUs has them exclusively.
         let alone = says_nothing && self.dialect == Dialect::VgpuManager;
         let cores = match self.dialect {
             Dialect::VgpuRs if self.cores == 0 => vgpu_rs::cores(self.milli_tflops, milli_tflops),
@@ -237,7 +235,7 @@ impl Need {
     }
 }
 
-/// How many of which resource are asked for. `None`: none.
+/// The number of places, and the resource that counts them. `None`: none are requested.
 fn number<'a>(
     dialect: Dialect,
     value: impl Fn(Word, &str) -> Option<&'a str>,
@@ -257,7 +255,7 @@ fn number<'a>(
     Ok(found)
 }
 
-/// vgpu.rs: who comes first. What is promised is held for everybody, so that only the lowest has less than the others.
+/// vgpu.rs's QoS classes as priorities. Shares are reserved for all classes, so only the lowest is below the others.
 fn quality(name: &'static str, text: &str) -> Result<Priority, NeedError> {
     match text.trim().to_ascii_lowercase().as_str() {
         "low" => Ok(Priority::Low),
@@ -270,7 +268,7 @@ fn quality(name: &'static str, text: &str) -> Result<Priority, NeedError> {
     }
 }
 
-/// vgpu.rs: limits hold for each of them, and memory is nobody else's. Nothing of it is a part of the hardware.
+/// vgpu.rs's isolation modes: all but `partitioned` mean the limits that are enforced here.
 fn isolation(name: &'static str, text: &str) -> Result<(), NeedError> {
     match text.trim().to_ascii_lowercase().as_str() {
         "" | "shared" | "soft" | "hard" => Ok(()),
@@ -300,7 +298,6 @@ mod tests {
         (share.cores, share.memory_mib)
     }
 
-    /// The table of docs/kubernetes-contracts.md.
     #[test]
     fn what_is_not_said_means_what_each_original_means() {
         let vgpu = ("nvidia.com/vgpu-number", "2");
@@ -328,7 +325,7 @@ mod tests {
         assert_eq!(on(&[vgpu_rs]), (0, 8000));
         let tflops = ("tensor-fusion.ai/tflops-limit", "25");
         assert_eq!(on(&[vgpu_rs, tflops, ("tensor-fusion.ai/vram-limit", "2Gi")]), (25, 2048));
-        // TFLOPS come before a percentage, and what its scheduler has computed before both.
+        // TFLOPS win over a percentage, and the value computed by vgpu.rs's scheduler wins over both.
         let percent = ("tensor-fusion.ai/compute-percent-limit", "12.5");
         assert_eq!(on(&[vgpu_rs, percent]), (13, 8000));
         assert_eq!(on(&[vgpu_rs, percent, tflops]), (25, 8000));
@@ -337,7 +334,7 @@ mod tests {
         assert_eq!(on(&[vgpu_rs, percent, tflops, effective("100")]), (0, 8000));
         let unknown = need(&[vgpu_rs, tflops]).unwrap().unwrap();
         assert_eq!(unknown.on(8000, None, FACTOR).unwrap().cores, 0);
-        // Both: HAMi takes MiB, Volcano percent.
+        // If both are given, HAMi takes MiB and Volcano percent.
         assert_eq!(
             on(&[hami, ("nvidia.com/gpumem", "10"), ("nvidia.com/gpumem-percentage", "50")]),
             (0, 40)
@@ -346,7 +343,7 @@ mod tests {
         assert_eq!(on(&[volcano, both[0], both[1]]), (0, 4000));
     }
 
-    /// HAMi's: 0 is high, 1 is low.
+    /// HAMi: 0 is high, 1 is low.
     #[test]
     fn a_priority_is_high_unless_it_is_said_to_be_low() {
         let hami = ("nvidia.com/gpu", "1");
@@ -356,12 +353,12 @@ mod tests {
         assert_eq!(of(&[hami, ("nvidia.com/priority", "1")]), Ok(Priority::Low));
         let said = of(&[hami, ("nvidia.com/priority", "5")]).unwrap_err().to_string();
         assert_eq!(said, "nvidia.com/priority: 5 is no priority; expected 0 (high) or 1 (low)");
-        // It is HAMi's word alone.
+        // Other dialects ignore HAMi's priority.
         let vgpu = ("nvidia.com/vgpu-number", "1");
         assert_eq!(of(&[vgpu, ("nvidia.com/priority", "1")]), Ok(Priority::High));
     }
 
-    /// vgpu.rs: the values that its operator knows.
+    /// vgpu.rs: the values that its operator accepts.
     #[test]
     fn quality_and_isolation_are_followed_or_refused() {
         let index = ("tensor-fusion.ai/index_4", "8");
@@ -394,7 +391,7 @@ mod tests {
         );
         let two = need(&[index, ("tensor-fusion.ai/index", "3")]).unwrap_err().to_string();
         assert!(two.contains("are asked for in one container"), "{two}");
-        // Of others these say nothing.
+        // Other dialects ignore vgpu.rs's annotations.
         let hami = need(&[("nvidia.com/gpu", "1"), (qos, "low")]).unwrap().unwrap();
         assert_eq!((hami.priority, hami.resource), (Priority::High, "nvidia.com/gpu"));
     }

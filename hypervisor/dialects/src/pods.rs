@@ -1,4 +1,4 @@
-//! What a pod says of its containers' GPUs: its resources, and where its scheduler put it.
+//! Reads a pod's resources and the annotations that its scheduler wrote.
 
 use core::num::NonZeroU32;
 
@@ -11,34 +11,34 @@ use crate::quantity::whole;
 use crate::table::{GPU_IDS, WORDS, Word};
 use crate::{Claim, Dialect, Need, NeedError, PodClaims};
 
-/// An annotation that cannot be read.
+/// An annotation cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the annotation {name}: {source}")]
 pub struct AnnotationError {
-    /// Its name.
+    /// The annotation's name.
     pub name: &'static str,
-    /// Why.
+    /// The reason.
     pub source: ClaimError,
 }
 
-/// Where a dialect's schedulers write what stays with the pod.
+/// The annotation with a pod's claims that stays until the pod ends.
 #[must_use]
 pub const fn lasting(dialect: Dialect) -> &'static str {
     let names = dialect.annotations();
     match (dialect, names.real) {
-        // Their plugins take out of the other one what they have allocated.
+        // Their device plugins remove allocated devices from the other annotation.
         (Dialect::Volcano | Dialect::Hami, Some(real)) => real,
         _ => names.claimed,
     }
 }
 
-/// An annotation of a pod.
+/// The value of an annotation.
 #[must_use]
 pub fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-/// The containers of a pod in the order in which kubelets give them devices.
+/// The containers of a pod in the order in which the kubelet allocates their devices.
 pub fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let spec = pod.spec.iter();
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
@@ -54,7 +54,7 @@ pub fn slots(pod: &Pod, dialect: Dialect) -> Vec<&str> {
     }
 }
 
-/// The containers whose slots are not empty, in order. Volcano has none for init containers.
+/// The containers whose slots are not empty, in order. Volcano has no slots for init containers.
 fn requesting(pod: &Pod, dialect: Dialect) -> Vec<&str> {
     let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let init = init.filter(|_| dialect == Dialect::Hami);
@@ -69,12 +69,12 @@ fn requests(container: &Container, dialect: Dialect) -> bool {
     };
     match said(Word::Number) {
         Some(number) => whole(number).is_ok_and(|number| number > 0),
-        // Volcano gives a container that requests only memory one GPU.
+        // Volcano gives one GPU to a container that requests only memory.
         None => dialect == Dialect::Volcano && said(Word::Memory).is_some(),
     }
 }
 
-/// How much of a resource a container requests.
+/// The requested quantity of a resource: the limit, or else the request.
 fn quantity<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let resources = container.resources.as_ref()?;
     let limit = resources.limits.as_ref().and_then(|all| all.get(name));
@@ -82,26 +82,26 @@ fn quantity<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     Some(&quantity.0)
 }
 
-/// Whether all of its containers have ended, so that it has no GPU any more.
+/// Whether all containers of a pod have ended, so that it holds no GPU.
 #[must_use]
 pub fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// What its scheduler and its node say of its devices.
+/// The phase of device allocation, as written by scheduler and node.
 fn phase(pod: &Pod, dialect: Dialect) -> Option<&str> {
     let phase = dialect.annotations().phase?;
     let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
     from.as_ref()?.get(phase.name).map(String::as_str)
 }
 
-/// Whether its scheduler has put it there, and its containers do not have their GPUs yet.
+/// Whether the scheduler has assigned the pod, and its containers do not have their GPUs yet.
 #[must_use]
 pub fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
     match dialect.annotations().phase {
         Some(names) => phase(pod, dialect) == Some(names.allocating),
-        // All that is known is that it has not begun to run.
+        // Without a phase annotation, a pod that does not run yet may still be waiting.
         None => {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
             matches!(phase, None | Some("Pending"))
@@ -109,24 +109,23 @@ pub fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
     }
 }
 
-/// Whether its scheduler has been told that its containers have their GPUs.
+/// Whether the scheduler has been told that the containers have their GPUs.
 #[must_use]
 pub fn has_succeeded(pod: &Pod, dialect: Dialect) -> bool {
     let names = dialect.annotations().phase;
     names.is_some_and(|names| phase(pod, dialect) == Some(names.succeeded))
 }
 
-/// Whether its scheduler has been told that they do not get them.
+/// Whether the scheduler has been told that the allocation has failed.
 #[must_use]
 pub fn has_failed(pod: &Pod, dialect: Dialect) -> bool {
     let names = dialect.annotations().phase;
     names.is_some_and(|names| phase(pod, dialect) == Some(names.failed))
 }
 
-/// What a container of a pod asks for. `None`: no GPU.
+/// A container's request. `None`: it requests no GPU.
 ///
-/// # Errors
-/// [`NeedError`]
+/// # Errors [`NeedError`]
 pub fn need(
     pod: &Pod,
     container: &Container,
@@ -137,10 +136,9 @@ pub fn need(
     })
 }
 
-/// Where the pod's scheduler put its containers, if one of this dialect did. `factor`: the node's memory factor.
+/// The claims that the scheduler of this dialect wrote for a pod. `factor`: the node's memory factor.
 ///
-/// # Errors
-/// [`AnnotationError`]
+/// # Errors [`AnnotationError`]
 pub fn claims(
     pod: &Pod,
     dialect: Dialect,
@@ -153,7 +151,7 @@ pub fn claims(
     Ok(claims)
 }
 
-/// vgpu.rs: containers that are not named have the pod's GPUs.
+/// vgpu.rs: containers that its annotation does not name have all GPUs of the pod.
 fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationError> {
     let text = annotation(pod, GPU_IDS).unwrap_or_default();
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
@@ -175,10 +173,9 @@ fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationErr
     Ok(())
 }
 
-/// The GPUs that its containers have, by those who gave them out. `factor`: the node's memory factor.
+/// The GPUs that the containers really have, as written by the node. `factor`: the node's memory factor.
 ///
-/// # Errors
-/// [`AnnotationError`]
+/// # Errors [`AnnotationError`]
 pub fn real(pod: &Pod, dialect: Dialect, factor: NonZeroU32) -> Result<PodClaims, AnnotationError> {
     match dialect.annotations().real {
         Some(name) => read(pod, dialect, name, factor),
@@ -186,7 +183,7 @@ pub fn real(pod: &Pod, dialect: Dialect, factor: NonZeroU32) -> Result<PodClaims
     }
 }
 
-/// What [`claims`] reads. `slots`: the pod's.
+/// Formats claims for [`claims`] to read. `slots`: the pod's.
 #[must_use]
 pub fn claims_text(
     mut claims: PodClaims,

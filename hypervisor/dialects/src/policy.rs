@@ -1,22 +1,22 @@
-//! Where a pod wants its GPUs to be, by its annotations.
+//! Reads a pod's placement policy from its annotations.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::pods::annotation;
 use crate::{Dialect, NeedError};
 
-/// The annotations.
+/// Names of the annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyNames {
-    /// How full its node is to be.
+    /// Order of nodes.
     pub node: &'static str,
-    /// How full its GPUs are to be.
+    /// Order of a node's GPUs.
     pub device: &'static str,
-    /// How several GPUs of a container are to be connected.
+    /// Connection of a container's GPUs.
     pub topology: TopologyNames,
 }
 
-/// By which annotation a pod says how its GPUs are to be connected.
+/// The annotation for the connection of a pod's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyNames {
     /// VGPU-Manager: one of several modes.
@@ -25,7 +25,7 @@ pub enum TopologyNames {
     NumaBind(&'static str),
 }
 
-/// Which of several that have room comes first.
+/// The preferred node or GPU among those with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The fullest.
@@ -34,40 +34,39 @@ pub enum Order {
     Spread,
 }
 
-/// How several GPUs of a container are to be connected.
+/// How a container's GPUs should be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// By what.
+    /// The kind of connection.
     pub by: Connection,
-    /// Whether the pod waits until such GPUs have room.
+    /// Whether the pod waits for such GPUs rather than take others.
     pub strict: bool,
 }
 
-/// What connects GPUs.
+/// A connection between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
     /// The same NUMA node.
     Numa,
-    /// The fastest links between them.
+    /// The fastest links.
     Link,
 }
 
-/// What a pod wants. By default: any node, and the fullest of its GPUs that have room.
+/// A pod's placement policy. By default: any node, and its fullest GPUs with room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Which node.
+    /// Order of nodes.
     pub node: Option<Order>,
-    /// Which GPUs of it.
+    /// Order of a node's GPUs.
     pub device: Option<Order>,
-    /// How these are connected.
+    /// How they should be connected.
     pub topology: Option<Topology>,
 }
 
 impl Policy {
-    /// What a pod wants, in the words of its dialect.
+    /// Reads the annotations of a pod of this dialect.
     ///
-    /// # Errors
-    /// [`NeedError::Name`]
+    /// # Errors [`NeedError::Name`]
     pub fn of(pod: &Pod, dialect: Dialect) -> Result<Self, NeedError> {
         let Some(names) = dialect.annotations().policy else { return Ok(Self::default()) };
         let order = |name| match lower(pod, name).as_str() {

@@ -1,6 +1,6 @@
-//! Quantities of Kubernetes, as whole numbers. The API server writes 1000 as `1k`.
+//! Parses quantities of Kubernetes as whole numbers. The API server writes 1000 as `1k`.
 
-/// Why a quantity is no number of things.
+/// Why a quantity is no whole number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no quantity; expected a whole number such as 1024, 1k or 2Ki")]
 pub struct QuantityError(String);
@@ -20,10 +20,9 @@ const SUFFIXES: [(&str, u64); 12] = [
     ("E", 1_000_000_000_000_000_000),
 ];
 
-/// The number.
+/// Parses a quantity.
 ///
-/// # Errors
-/// [`QuantityError`]: it is none, is negative, has a fraction, or is too large.
+/// # Errors [`QuantityError`]: no quantity, negative, fractional, or too large.
 pub fn whole(text: &str) -> Result<u64, QuantityError> {
     let wrong = || QuantityError(text.chars().take(40).collect());
     let known = |(suffix, times): (&str, u64)| Some((text.strip_suffix(suffix)?, times));

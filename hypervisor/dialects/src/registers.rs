@@ -1,4 +1,4 @@
-//! What a node says of its devices, in the texts of each dialect.
+//! Reads and writes the annotations that list a node's devices, in each dialect's format.
 
 use core::num::NonZeroU32;
 use core::str::FromStr;
@@ -8,60 +8,60 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::Dialect;
 
-/// A device that a node has registered.
+/// A device in a node's annotation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Registered {
-    /// Its place on the node.
+    /// Its index on the node.
     pub index: u32,
-    /// The GPU.
+    /// Its UUID.
     pub gpu: GpuId,
-    /// What it is called, as the driver has it.
+    /// The product name as the driver reports it.
     pub product: String,
-    /// Hundredths of its time that may be promised.
+    /// Percent of its compute that may be promised in total.
     pub cores: u64,
-    /// Its memory that may be promised.
+    /// Memory in MiB that may be promised in total.
     pub memory_mib: u64,
-    /// How many containers may have a part of it.
+    /// How many containers may share it.
     pub places: u64,
-    /// What it is, and where it is in its machine.
+    /// Its hardware.
     pub hardware: Hardware,
-    /// Whether it may be given out.
+    /// Whether it may be allocated.
     pub healthy: bool,
 }
 
-/// What schedulers may go by beside what a GPU has left.
+/// Properties of a GPU that schedulers consider beside its free capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// The machine's memory node that is near. `None`: the driver does not tell, which is written as 0, as in the originals.
+    /// Its NUMA node. `None`: the driver does not report it; written as 0, as by the originals.
     pub numa: Option<u32>,
-    /// Its address on the PCI bus: `0000:01:00.0`. Empty: not known.
+    /// Its PCI address, such as `0000:01:00.0`. Empty: unknown.
     pub bus_id: String,
-    /// Its compute capability: major and minor. Zeros: not known.
+    /// Its compute capability: major and minor. Zeros: unknown.
     pub capability: (u32, u32),
-    /// Its links to other GPUs, of kinds as in [`Links`](crate::Links). A registration's text has none.
+    /// Its links to other GPUs, with kinds as in [`Links`](crate::Links). Not part of the annotation.
     pub links: Vec<(GpuId, u32)>,
 }
 
-/// Why a text says nothing.
+/// Why an annotation cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// It is another list.
+    /// Invalid JSON.
     #[error("a node's devices: {0}")]
     Json(String),
-    /// The dialect has no such text.
+    /// The dialect has no such annotation.
     #[error("{0} has no text for a node's devices")]
     None(&'static str),
-    /// A part has another form.
+    /// A device has another format.
     #[error("{text:?} is no device of a node; expected {form}")]
     Device {
-        /// The part.
+        /// The device.
         text: String,
-        /// What would be one.
+        /// The accepted format.
         form: &'static str,
     },
 }
 
-/// As VGPU-Manager writes it.
+/// VGPU-Manager's JSON of a device.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct VgpuDevice {
@@ -72,7 +72,7 @@ struct VgpuDevice {
     core: u64,
     memory: u64,
     number: u64,
-    /// Those of the originals that do not know it may say -1.
+    /// -1 if unknown, in some versions.
     numa: i32,
     mig: bool,
     bus_id: String,
@@ -80,7 +80,7 @@ struct VgpuDevice {
     healthy: bool,
 }
 
-/// As newer versions of HAMi write it. What is zero is not written.
+/// The JSON of a device in newer versions of HAMi. Zero values are omitted.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct HamiDevice {
@@ -107,21 +107,21 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// In which form HAMi's schedulers are told of a node's devices. The newer ones read one, the older ones the other.
+/// The format for HAMi's schedulers. Newer versions read JSON, older ones fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HamiForm {
     /// A JSON list.
     #[default]
     Json,
-    /// Nine fields with commas between them.
+    /// Nine comma-separated fields per device.
     Fields,
 }
 
 impl HamiForm {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 2] = [Self::Json, Self::Fields];
 
-    /// Its name in options.
+    /// The name in options.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ impl HamiForm {
     }
 }
 
-/// A text that names no such form.
+/// The text is no name of a [`HamiForm`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no form of HAMi's registration; expected json or fields")]
 pub struct HamiFormError(String);
@@ -145,38 +145,37 @@ impl FromStr for HamiForm {
     }
 }
 
-/// How a node is split, as VGPU-Manager writes it.
+/// VGPU-Manager's annotation on how a node's GPUs are split.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeConfig {
-    /// How many containers may have a part of one GPU.
+    /// How many containers may share a GPU.
     pub device_split: u32,
-    /// How often a GPU's time may be promised.
+    /// Factor by which compute may be promised.
     pub cores_scaling: f64,
-    /// How many MiB one unit of memory is.
+    /// MiB per memory unit.
     pub memory_factor: u32,
-    /// How often a GPU's memory may be promised.
+    /// Factor by which memory may be promised.
     pub memory_scaling: f64,
 }
 
-/// HAMi and Volcano put this before a product's name.
+/// The prefix of product names in HAMi's and Volcano's formats.
 pub(crate) const MAKER: &str = "NVIDIA-";
-/// How devices are held to their parts.
+/// How limits are enforced on the devices.
 const MODE: &str = "hami-core";
 const VOLCANO_FORM: &str = "UUID,COUNT,MEMORY,TYPE,HEALTH,MODE";
 const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
 
-/// The devices in this dialect. `form`: HAMi's. `factor`: the node's memory factor.
+/// Formats a node's devices. `form`: for HAMi. `factor`: the node's memory factor.
 ///
-/// # Errors
-/// [`RegisterError::Json`]: never for devices of a node; [`RegisterError::None`].
+/// # Errors [`RegisterError::None`]; never [`RegisterError::Json`] for real devices.
 pub fn write(
     dialect: Dialect,
     form: HamiForm,
     devices: &[Registered],
     factor: NonZeroU32,
 ) -> Result<String, RegisterError> {
-    // What separates devices is in no product's name.
+    // Product names must not contain separators.
     let plain = |name: &str| name.replace([',', ':', ';'], "-");
     let json = |error: serde_json::Error| RegisterError::Json(error.to_string());
     Ok(match dialect {
@@ -201,7 +200,7 @@ pub fn write(
         Dialect::Volcano => devices.iter().map(|device| {
             let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
             let memory = memory_mib / dialect.text_unit(factor);
-            // Its scheduler does not read the health.
+            // Volcano's scheduler ignores the health, so an unhealthy GPU has no places.
             let places = if *healthy { *places } else { 0 };
             format!("{gpu},{places},{memory},{MAKER}{},{healthy},{MODE}:", plain(product))
         }).collect(),
@@ -236,7 +235,7 @@ fn unsigned(numa: i32) -> Option<u32> {
     u32::try_from(numa).ok()
 }
 
-/// As VGPU-Manager has a capability: 8.6.
+/// VGPU-Manager's form of a compute capability, such as 8.6.
 fn fraction((major, minor): (u32, u32)) -> f32 {
     format!("{major}.{minor}").parse().unwrap_or_default()
 }
@@ -247,15 +246,13 @@ fn capability(fraction: f32) -> (u32, u32) {
     major.parse().ok().zip(minor.parse().ok()).unwrap_or_default()
 }
 
-/// How a node is split, as its annotation.
+/// Formats the annotation on how a node's GPUs are split.
 ///
-/// # Errors
-/// [`RegisterError::Json`]: never.
+/// # Errors [`RegisterError::Json`]: never.
 pub fn write_config(config: &NodeConfig) -> Result<String, RegisterError> {
     serde_json::to_string(config).map_err(|error| RegisterError::Json(error.to_string()))
 }
 
-/// Reads what [`write_config`] writes.
 ///
 /// # Errors
 /// [`RegisterError::Json`]
@@ -263,11 +260,10 @@ pub fn read_config(text: &str) -> Result<NodeConfig, RegisterError> {
     serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))
 }
 
-/// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form. `factor`: the node's memory
-/// factor.
+/// Reads what [`write`] writes, the shorter formats of older versions, and HAMi's newer format. `factor`: the node's
+/// memory factor.
 ///
-/// # Errors
-/// [`RegisterError`]
+/// # Errors [`RegisterError`]
 pub fn read(
     dialect: Dialect,
     text: &str,
@@ -297,7 +293,7 @@ pub fn read(
                     healthy: device.healthy,
                 })
             };
-            // Parts of a GPU are other devices.
+            // MIG instances are listed as devices of their own.
             all.into_iter().filter(|device| !device.mig).map(one).collect()
         }
         Dialect::Hami if text.trim_start().starts_with('[') => {
@@ -398,7 +394,7 @@ mod tests {
     const A: &str = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec";
     const B: &str = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448";
 
-    /// docs/develop/protocol.md of HAMi, in its three forms over time.
+    /// From docs/develop/protocol.md of HAMi, in its three formats over time.
     #[test]
     fn hamis_own_examples() {
         let two = [
@@ -424,7 +420,7 @@ mod tests {
             std::slice::from_ref(&numa)
         );
         assert_eq!(write(Dialect::Hami, HamiForm::Json, &[numa], NonZeroU32::MIN).unwrap(), json);
-        // What is zero is not written, as Go does it: no index, no NUMA node, not healthy.
+        // Zero values are omitted, as in Go: index 0, NUMA node 0, not healthy.
         let second = Registered { index: 1, ..two[0].clone() };
         let said = write(Dialect::Hami, HamiForm::Json, &[second], NonZeroU32::MIN).unwrap();
         assert!(said.starts_with(&format!(r#"[{{"id":"{A}","index":1,"count":10,"#)), "{said}");
@@ -438,7 +434,7 @@ mod tests {
         assert!(said.ends_with("; expected json or fields"), "{said}");
     }
 
-    /// A node of a Volcano cluster, with the five fields of then.
+    /// A node of a Volcano cluster, with the five fields of an older version.
     #[test]
     fn volcanos_example() {
         let text = "GPU-151ae9c0-83a9-2dd1-8981-b5f44c021a58,1,1126,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true:";
@@ -457,7 +453,7 @@ mod tests {
         assert_eq!(written, none);
     }
 
-    /// Its documentation of overcommitted memory has this text, as `kubectl` shows it.
+    /// From VGPU-Manager's documentation of overcommitted memory, as `kubectl` shows it.
     #[test]
     fn vgpu_managers_own_example() {
         let gpu = "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28";
@@ -478,7 +474,7 @@ mod tests {
             read(Dialect::VgpuManager, &text, NonZeroU32::MIN).unwrap(),
             std::slice::from_ref(&one)
         );
-        // Go writes a whole number without its point, and some versions do not know the node.
+        // Go omits the point of whole numbers, and some versions do not know the NUMA node.
         let whole = text.replace("6.1", "9").replace(r#""numa":0"#, r#""numa":-1"#);
         let found = read(Dialect::VgpuManager, &whole, NonZeroU32::MIN).unwrap();
         assert_eq!((found[0].hardware.capability, found[0].hardware.numa), ((9, 0), None));

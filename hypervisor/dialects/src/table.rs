@@ -1,4 +1,4 @@
-//! Names: dialects, their resources, their annotations.
+//! Tables of names: dialects, their resources and their annotations.
 
 use core::num::NonZeroU32;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use crate::choice::ChoiceNames;
 use crate::gates::{FeatureGates, Gate};
 use crate::policy::{PolicyNames, TopologyNames};
 
-/// A system whose pods are understood.
+/// A system whose pods are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
     /// VGPU-Manager.
@@ -21,10 +21,10 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All of them.
+    /// All dialects.
     pub const ALL: [Self; 4] = [Self::VgpuManager, Self::Volcano, Self::Hami, Self::VgpuRs];
 
-    /// Its name in options.
+    /// The name in options.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Dialect {
         }
     }
 
-    /// Its annotations.
+    /// The names of its annotations.
     #[must_use]
     pub const fn annotations(self) -> &'static Annotations {
         match self {
@@ -46,14 +46,14 @@ impl Dialect {
         }
     }
 
-    /// How many MiB is one in its texts about devices, on nodes with this memory factor.
+    /// MiB per memory unit in its annotations, on nodes with this memory factor.
     #[must_use]
     pub fn text_unit(self, factor: NonZeroU32) -> u64 {
         if self == Self::Volcano { factor.get().into() } else { 1 }
     }
 }
 
-/// A text that names no dialect.
+/// The text is no name of a [`Dialect`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no dialect {0:?}; expected vgpu-manager, volcano, hami or vgpu-rs")]
 pub struct DialectError(String);
@@ -67,29 +67,29 @@ impl FromStr for Dialect {
     }
 }
 
-/// What a resource of the kubelet counts.
+/// What one id of a resource stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Counts {
-    /// Places on GPUs. A container gets each of them on a GPU of its own.
+    /// A place on a GPU. Each place of a container is on a different GPU.
     Places,
-    /// Nothing: how many a container gets is a number by which its pod is known. They may be on one GPU.
+    /// Nothing: the number of ids identifies the pod. They may be on one GPU.
     Index,
-    /// The same for a sixteenth of the numbers, from 0 on.
+    /// Like [`Self::Index`], for one of sixteen ranges of pod numbers; the value is the range, from 0.
     IndexPart(u8),
-    /// Hundredths of a GPU's time.
+    /// A core: 1 % of a GPU's compute.
     Cores,
-    /// Memory, in MiB times the memory factor.
+    /// A memory unit: the memory factor in MiB.
     Memory,
 }
 
 impl Counts {
-    /// Whether a container gets GPUs by it.
+    /// Whether its ids give a container GPUs.
     #[must_use]
     pub const fn is_place(self) -> bool {
         matches!(self, Self::Places) || self.is_index()
     }
 
-    /// Whether it counts nothing.
+    /// Whether the number of its ids identifies a pod.
     #[must_use]
     pub const fn is_index(self) -> bool {
         matches!(self, Self::Index | Self::IndexPart(_))
@@ -99,13 +99,13 @@ impl Counts {
 /// A resource of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// Whose it is.
+    /// The dialect that defines it.
     pub dialect: Dialect,
-    /// Its name in a pod's `resources`.
+    /// Its name in a container's `resources`.
     pub name: &'static str,
-    /// What one of it is.
+    /// What one id stands for.
     pub counts: Counts,
-    /// It is offered only where this gate is open.
+    /// The gate that must be on for it to be offered.
     pub gate: Option<Gate>,
 }
 
@@ -118,14 +118,14 @@ impl Resource {
         Self { gate: Some(gate), ..self }
     }
 
-    /// The plugin's socket, in the kubelet's folder.
+    /// The file name of the plugin's socket, in the kubelet's directory.
     #[must_use]
     pub fn socket(&self) -> String {
         format!("sluice-{}.sock", self.name.replace(['/', '.'], "-"))
     }
 }
 
-/// All resources. A dialect is a set of rows.
+/// All resources of all dialects.
 pub const RESOURCES: [Resource; 24] = [
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-number", Counts::Places),
     Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-cores", Counts::Cores)
@@ -155,7 +155,7 @@ pub const RESOURCES: [Resource; 24] = [
     Resource::new(Dialect::VgpuRs, "tensor-fusion.ai/index_f", Counts::IndexPart(15)),
 ];
 
-/// What these dialects offer with these gates.
+/// The resources of these dialects that these gates enable.
 #[must_use]
 pub fn offered(dialects: &[Dialect], gates: &FeatureGates) -> Vec<Resource> {
     let chosen = |row: &Resource| {
@@ -164,35 +164,35 @@ pub fn offered(dialects: &[Dialect], gates: &FeatureGates) -> Vec<Resource> {
     RESOURCES.into_iter().filter(chosen).collect()
 }
 
-/// What a container says in its `resources`, or its pod in annotations.
+/// A request in a container's `resources`, or in its pod's annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// On how many GPUs it wants a place.
+    /// Number of places on GPUs.
     Number,
-    /// How much of each one's time.
+    /// Compute of each GPU, in cores.
     Cores,
-    /// How much of each one's memory, in MiB times the memory factor.
+    /// Memory of each GPU, in units of the memory factor.
     Memory,
-    /// The same in percent.
+    /// Memory of each GPU, in percent.
     MemoryPercentage,
-    /// Whether others come first: 0 for no, 1 for yes.
+    /// Priority for compute: 0 is high, 1 is low.
     Priority,
-    /// How many TFLOPS of each one.
+    /// TFLOPS of each GPU.
     Tflops,
-    /// How much of each one's time, in percent, if no TFLOPS are said.
+    /// Compute of each GPU in percent, if no TFLOPS are given.
     ComputePercentage,
-    /// The same, as its scheduler has computed it of TFLOPS.
+    /// Compute of each GPU in percent, as vgpu.rs's scheduler computed it from TFLOPS.
     EffectivePercentage,
-    /// How much of each one's memory, as a size.
+    /// Memory of each GPU, as a size with unit.
     MemorySize,
-    /// How urgent it is, by a name.
+    /// QoS class, by name.
     Quality,
-    /// How it is kept apart from others, by a name.
+    /// Isolation mode, by name.
     Isolation,
 }
 
 impl Word {
-    /// Whether it is an annotation of the pod, for all of its containers.
+    /// Whether it is a pod annotation, which applies to all containers.
     #[must_use]
     pub const fn is_annotation(self) -> bool {
         matches!(
@@ -207,7 +207,7 @@ impl Word {
     }
 }
 
-/// What containers and pods say, by name. A superset of what kubelets are told of: schedulers read the others.
+/// The names of all requests. More than the kubelet's resources: some are read only by schedulers.
 pub const WORDS: [(Dialect, Word, &str); 35] = [
     (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
     (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
@@ -246,43 +246,43 @@ pub const WORDS: [(Dialect, Word, &str); 35] = [
     (Dialect::VgpuRs, Word::Isolation, "tensor-fusion.ai/isolation"),
 ];
 
-/// The annotations of a dialect, on nodes and pods. `None`: it has none for that.
+/// The names of a dialect's annotations on nodes and pods. `None`: it has no such annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Annotations {
-    /// On a node: its devices.
+    /// Node: its devices.
     pub register: Option<&'static str>,
-    /// On a node: that they are there, and since when.
+    /// Node: a heartbeat, which says since when the devices are present.
     pub handshake: Option<&'static str>,
-    /// On a node: a scheduler's lock, which ends when a pod's containers have their devices.
+    /// Node: a scheduler's lock, held until a pod's containers have their devices.
     pub lock: Option<&'static str>,
-    /// On a pod: its devices, by its scheduler.
+    /// Pod: the devices that its scheduler has claimed.
     pub claimed: &'static str,
-    /// On a pod: its devices, as they are.
+    /// Pod: the devices that it really has.
     pub real: Option<&'static str>,
-    /// On a pod: its node, by its scheduler.
+    /// Pod: the node that its scheduler has chosen.
     pub node: Option<&'static str>,
-    /// On a pod: when that was, in seconds since 1970.
+    /// Pod: the time of that choice, in seconds since 1970.
     pub time: Option<&'static str>,
-    /// On a pod: how far it is.
+    /// Pod: the phase of device allocation.
     pub phase: Option<Phase>,
-    /// On a pod: which GPUs it wants.
+    /// Pod: which GPUs it accepts.
     pub choice: Option<ChoiceNames>,
-    /// On a pod: where these are to be.
+    /// Pod: its placement policy.
     pub policy: Option<PolicyNames>,
 }
 
-/// Where a pod says how far it is.
+/// The phase of a pod's device allocation: its name and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the annotation or label.
     pub name: &'static str,
-    /// A label, not an annotation.
+    /// Whether it is a label.
     pub is_label: bool,
-    /// Its devices are being allocated.
+    /// Devices are being allocated.
     pub allocating: &'static str,
-    /// They are allocated.
+    /// Devices are allocated.
     pub succeeded: &'static str,
-    /// They are not.
+    /// The allocation has failed.
     pub failed: &'static str,
 }
 
@@ -366,7 +366,7 @@ const HAMI: Annotations = Annotations {
     }),
 };
 
-/// Its nodes' devices are objects of their own, and nobody is told what a pod has got.
+/// vgpu.rs stores devices in objects of its own, and needs no report of what a pod has.
 const VGPU_RS: Annotations = Annotations {
     register: None,
     handshake: None,
@@ -380,13 +380,13 @@ const VGPU_RS: Annotations = Annotations {
     policy: None,
 };
 
-/// The GPUs of all containers of a pod of vgpu.rs, with commas between them.
+/// Pod of vgpu.rs: the GPUs of all its containers, comma-separated.
 pub const GPU_IDS: &str = "tensor-fusion.ai/gpu-ids";
 
-/// On a node: how its GPUs are split. VGPU-Manager's name, which holds in every dialect here.
+/// Node: how its GPUs are split. VGPU-Manager's name, used for all dialects here.
 pub const NODE_CONFIG: &str = "nvidia.com/node-config-info";
 
-/// The policy of compute limits, by an annotation of the pod, or else of its node.
+/// Compute policy: annotation of the pod, or else of its node.
 pub const COMPUTE_POLICY: &str = "nvidia.com/vgpu-compute-policy";
 
 #[cfg(test)]
@@ -451,7 +451,7 @@ mod tests {
         }
     }
 
-    /// kube-scheduler binds pods by itself that ask for none of these, without a claim.
+    /// kube-scheduler itself binds a pod that requests none of these, without claims.
     #[test]
     fn kube_scheduler_sends_pods_of_each_dialect_to_the_extender() {
         let wanted: Vec<_> = WORDS

@@ -1,4 +1,4 @@
-//! How the GPUs of a node are linked, in VGPU-Manager's annotation of the node.
+//! Reads and writes VGPU-Manager's node annotation on the links between GPUs.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::registers::RegisterError;
 
-/// The annotation of a node.
+/// The annotation's name.
 pub const NODE_TOPOLOGY: &str = "nvidia.com/node-device-topology";
 
-/// The first kind of link that is NVLink: one of them. The next kinds are two of them, three, and so on.
+/// The smallest link kind that is NVLink: one link. Each next kind is one link more.
 pub const ONE_NVLINK: u32 = 7;
-/// The last one.
+/// The largest kind.
 const MOST_NVLINKS: u32 = 24;
 
-/// What is between two GPUs: kinds of links by their number in VGPU-Manager, from 1 (other CPU) to 24 (18 NVLinks).
+/// The links between GPUs, with VGPU-Manager's kinds: from 1 (across CPUs) to 24 (18 NVLinks).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links(BTreeMap<(u32, u32), Vec<u32>>);
 
@@ -26,18 +26,18 @@ struct Device {
 }
 
 impl Links {
-    /// Two GPUs, by their places on the node, have a link of this kind.
+    /// Adds a link between the GPUs with these indices.
     pub fn add(&mut self, (a, b): (u32, u32), kind: u32) {
         self.0.entry((a.min(b), a.max(b))).or_default().push(kind.min(MOST_NVLINKS));
     }
 
-    /// Whether nothing is known of any two.
+    /// Whether no link is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How well two GPUs are linked: 10 for each step from another CPU (10) to the same board (60), 100 for each NVLink.
+    /// How well two GPUs are linked: 10 per step from across CPUs (10) to the same board (60), 100 per NVLink.
     #[must_use]
     pub fn score(&self, a: u32, b: u32) -> u32 {
         let each = |kind: &u32| match *kind {
@@ -47,7 +47,7 @@ impl Links {
         self.between(a, b).iter().map(each).sum()
     }
 
-    /// Whether an NVLink connects them.
+    /// Whether an NVLink connects two GPUs.
     #[must_use]
     pub fn has_nvlink(&self, a: u32, b: u32) -> bool {
         self.between(a, b).iter().any(|kind| *kind >= ONE_NVLINK)
@@ -57,10 +57,9 @@ impl Links {
         self.0.get(&(a.min(b), a.max(b))).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// As the annotation's text: each link at both of its ends.
+    /// Formats the annotation, with each link at both ends.
     ///
-    /// # Errors
-    /// [`RegisterError::Json`]: never.
+    /// # Errors [`RegisterError::Json`]: never.
     pub fn write(&self) -> Result<String, RegisterError> {
         let mut devices: BTreeMap<u32, Device> = BTreeMap::new();
         for ((a, b), kinds) in &self.0 {
@@ -74,7 +73,6 @@ impl Links {
         serde_json::to_string(&all).map_err(|error| RegisterError::Json(error.to_string()))
     }
 
-    /// Reads what [`Self::write`] writes.
     ///
     /// # Errors
     /// [`RegisterError::Json`]
@@ -83,7 +81,7 @@ impl Links {
             serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))?;
         let mut links = Self::default();
         for Device { index, links: of } in all {
-            // The other end says the same.
+            // The other end lists the same link.
             let first = of.into_iter().filter(|(other, _)| index < *other);
             for (other, kinds) in first {
                 kinds.into_iter().for_each(|kind| links.add((index, other), kind));

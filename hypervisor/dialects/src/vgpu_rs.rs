@@ -1,7 +1,7 @@
-//! What vgpu.rs's texts mean: amounts of its pods, and its file of products.
+//! Parses vgpu.rs's formats: amounts in pod annotations, and its file of GPU models.
 //!
-//! Its pods say how many TFLOPS they may take of a GPU, so what a GPU has has to be known: from the same file that its
-//! operator gives to nodes.
+//! Its pods request TFLOPS of a GPU, so the GPU's speed must be known; it is in the file that vgpu.rs's operator gives
+//! to nodes.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ const PERCENT: &str = "a percentage such as 25, 12.5 or 12500m";
 const BYTES: &str = "a size such as 1073741824, 512Mi or 2Gi";
 const TFLOPS_UNITS: [(&str, f64); 6] =
     [("", 1.0), ("m", 0.001), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9)];
-/// In any case. Those without an `i` are the same: powers of two.
+/// Units in any case. Those without an `i` mean the same powers of two.
 const BYTE_UNITS: [(&str, f64); 10] = [
     ("", 1.0),
     ("b", 1.0),
@@ -35,26 +35,23 @@ const BYTE_UNITS: [(&str, f64); 10] = [
     ("ti", 1_099_511_627_776.0),
 ];
 
-/// Thousandths of a TFLOPS.
+/// Parses TFLOPS as thousandths.
 ///
-/// # Errors
-/// [`AmountError`]
+/// # Errors [`AmountError`]
 pub fn milli_tflops(text: &str) -> Result<u64, AmountError> {
     amount(text, TFLOPS, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
 }
 
-/// Thousandths of a percent of a GPU's time.
+/// Parses a percentage of a GPU's compute as thousandths of a percent.
 ///
-/// # Errors
-/// [`AmountError`]
+/// # Errors [`AmountError`]
 pub fn milli_percent(text: &str) -> Result<u64, AmountError> {
     amount(text, PERCENT, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
 }
 
-/// Bytes.
+/// Parses a size in bytes.
 ///
-/// # Errors
-/// [`AmountError`]
+/// # Errors [`AmountError`]
 pub fn bytes(text: &str) -> Result<u64, AmountError> {
     let known =
         |unit: &str| BYTE_UNITS.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(unit));
@@ -80,7 +77,7 @@ fn amount(
     whole(number * each * times).ok_or_else(wrong)
 }
 
-/// As a whole number above 0 that a float has exactly.
+/// Rounds to a whole number above 0 that a float represents exactly.
 fn whole(number: f64) -> Option<u64> {
     const MOST: f64 = 9_007_199_254_740_992.0;
     let rounded = number.round();
@@ -92,23 +89,23 @@ fn whole(number: f64) -> Option<u64> {
     (1.0..=MOST).contains(&rounded).then_some(rounded as u64)
 }
 
-/// Thousandths of a percent that a whole GPU has.
+/// A whole GPU in thousandths of a percent.
 pub(crate) const WHOLE: u64 = 100_000;
 
-/// Which part of a GPU's time a limit of TFLOPS is, in hundredths. 0: it limits nothing.
+/// The compute share (percent) for a limit of TFLOPS on a GPU that `has` this many. 0: no limit.
 #[must_use]
 pub fn cores(limit: u64, has: Option<u64>) -> u64 {
     let Some(has) = has.filter(|has| *has > 0 && limit > 0) else { return 0 };
     let hundredths = (u128::from(limit) * 100 + u128::from(has) / 2) / u128::from(has);
-    // Less than a hundredth is no time at all there.
+    // The smallest share is 1 %.
     if hundredths >= 100 { 0 } else { u64::try_from(hundredths).unwrap_or_default().max(1) }
 }
 
-/// What GPUs can do, by their names: thousandths of a TFLOPS.
+/// The speed of GPU models in thousandths of a TFLOPS, by product name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuInfo(BTreeMap<String, u64>);
 
-/// A text that is no such list.
+/// The text is no such file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}; expected a YAML list of GPUs with model, fullModelName and fp16TFlops")]
 pub struct GpuInfoError(String);
@@ -123,7 +120,7 @@ struct Product {
 }
 
 impl GpuInfo {
-    /// What a GPU of this name has. `None`: it is not in the list.
+    /// The speed of a model. `None`: not in the file.
     #[must_use]
     pub fn milli_tflops(&self, product: &str) -> Option<u64> {
         self.0.get(product).copied()
@@ -152,7 +149,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Values of its own tests.
+    /// Values from vgpu.rs's own tests.
     #[test]
     fn amounts_are_read_as_vgpu_rs_reads_them() {
         for (text, number) in
@@ -182,7 +179,7 @@ mod tests {
         );
     }
 
-    /// As its tests: rounded, and never more than all.
+    /// As in vgpu.rs's tests: rounded, and never more than the whole.
     #[test]
     fn a_limit_is_a_part_of_what_a_gpu_has() {
         let of = |limit, has| cores(limit, Some(has));
