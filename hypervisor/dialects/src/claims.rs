@@ -155,7 +155,8 @@ impl PodClaims {
     /// Reads what [`Self::write`] writes. Devices of other vendors are left out. `containers`: those that request GPUs
     /// in HAMi's and Volcano's formats, in order; empty slots are skipped because versions place them differently.
     ///
-    /// # Errors [`ClaimError`]
+    /// # Errors
+    /// [`ClaimError`]
     pub fn read(dialect: Dialect, text: &str, containers: &[&str]) -> Result<Self, ClaimError> {
         match dialect {
             Dialect::VgpuManager => {

@@ -131,7 +131,8 @@ impl Need {
     /// Reads a container's request. `value` returns the value of a name in the container's `resources` or in the pod's
     /// annotations. `None`: it requests no GPU in any of these dialects.
     ///
-    /// # Errors [`NeedError`]
+    /// # Errors
+    /// [`NeedError`]
     pub fn of<'a>(
         dialects: &[Dialect],
         value: impl Fn(Word, &str) -> Option<&'a str>,
@@ -202,7 +203,8 @@ impl Need {
 
     /// The share of a GPU with this memory (MiB) and speed (thousandths of a TFLOPS, if known).
     ///
-    /// # Errors [`NeedError::TooMuch`]
+    /// # Errors
+    /// [`NeedError::TooMuch`]
     pub fn on(
         &self,
         gpu_mib: u64,

@@ -125,7 +125,8 @@ pub fn has_failed(pod: &Pod, dialect: Dialect) -> bool {
 
 /// A container's request. `None`: it requests no GPU.
 ///
-/// # Errors [`NeedError`]
+/// # Errors
+/// [`NeedError`]
 pub fn need(
     pod: &Pod,
     container: &Container,
@@ -138,7 +139,8 @@ pub fn need(
 
 /// The claims that the scheduler of this dialect wrote for a pod. `factor`: the node's memory factor.
 ///
-/// # Errors [`AnnotationError`]
+/// # Errors
+/// [`AnnotationError`]
 pub fn claims(
     pod: &Pod,
     dialect: Dialect,
@@ -175,7 +177,8 @@ fn for_all_others(pod: &Pod, claims: &mut PodClaims) -> Result<(), AnnotationErr
 
 /// The GPUs that the containers really have, as written by the node. `factor`: the node's memory factor.
 ///
-/// # Errors [`AnnotationError`]
+/// # Errors
+/// [`AnnotationError`]
 pub fn real(pod: &Pod, dialect: Dialect, factor: NonZeroU32) -> Result<PodClaims, AnnotationError> {
     match dialect.annotations().real {
         Some(name) => read(pod, dialect, name, factor),

@@ -66,7 +66,8 @@ pub struct Policy {
 impl Policy {
     /// Reads the annotations of a pod of this dialect.
     ///
-    /// # Errors [`NeedError::Name`]
+    /// # Errors
+    /// [`NeedError::Name`]
     pub fn of(pod: &Pod, dialect: Dialect) -> Result<Self, NeedError> {
         let Some(names) = dialect.annotations().policy else { return Ok(Self::default()) };
         let order = |name| match lower(pod, name).as_str() {

@@ -22,7 +22,8 @@ const SUFFIXES: [(&str, u64); 12] = [
 
 /// Parses a quantity.
 ///
-/// # Errors [`QuantityError`]: no quantity, negative, fractional, or too large.
+/// # Errors
+/// [`QuantityError`]: no quantity, negative, fractional, or too large.
 pub fn whole(text: &str) -> Result<u64, QuantityError> {
     let wrong = || QuantityError(text.chars().take(40).collect());
     let known = |(suffix, times): (&str, u64)| Some((text.strip_suffix(suffix)?, times));

@@ -168,7 +168,8 @@ const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
 
 /// Formats a node's devices. `form`: for HAMi. `factor`: the node's memory factor.
 ///
-/// # Errors [`RegisterError::None`]; never [`RegisterError::Json`] for real devices.
+/// # Errors
+/// [`RegisterError::None`]; never [`RegisterError::Json`] for real devices.
 pub fn write(
     dialect: Dialect,
     form: HamiForm,
@@ -248,7 +249,8 @@ fn capability(fraction: f32) -> (u32, u32) {
 
 /// Formats the annotation on how a node's GPUs are split.
 ///
-/// # Errors [`RegisterError::Json`]: never.
+/// # Errors
+/// [`RegisterError::Json`]: never.
 pub fn write_config(config: &NodeConfig) -> Result<String, RegisterError> {
     serde_json::to_string(config).map_err(|error| RegisterError::Json(error.to_string()))
 }
@@ -263,7 +265,8 @@ pub fn read_config(text: &str) -> Result<NodeConfig, RegisterError> {
 /// Reads what [`write`] writes, the shorter formats of older versions, and HAMi's newer format. `factor`: the node's
 /// memory factor.
 ///
-/// # Errors [`RegisterError`]
+/// # Errors
+/// [`RegisterError`]
 pub fn read(
     dialect: Dialect,
     text: &str,

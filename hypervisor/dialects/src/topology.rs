@@ -59,7 +59,8 @@ impl Links {
 
     /// Formats the annotation, with each link at both ends.
     ///
-    /// # Errors [`RegisterError::Json`]: never.
+    /// # Errors
+    /// [`RegisterError::Json`]: never.
     pub fn write(&self) -> Result<String, RegisterError> {
         let mut devices: BTreeMap<u32, Device> = BTreeMap::new();
         for ((a, b), kinds) in &self.0 {

@@ -37,21 +37,24 @@ const BYTE_UNITS: [(&str, f64); 10] = [
 
 /// Parses TFLOPS as thousandths.
 ///
-/// # Errors [`AmountError`]
+/// # Errors
+/// [`AmountError`]
 pub fn milli_tflops(text: &str) -> Result<u64, AmountError> {
     amount(text, TFLOPS, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
 }
 
 /// Parses a percentage of a GPU's compute as thousandths of a percent.
 ///
-/// # Errors [`AmountError`]
+/// # Errors
+/// [`AmountError`]
 pub fn milli_percent(text: &str) -> Result<u64, AmountError> {
     amount(text, PERCENT, |unit| TFLOPS_UNITS.into_iter().find(|(known, _)| *known == unit), 1000.0)
 }
 
 /// Parses a size in bytes.
 ///
-/// # Errors [`AmountError`]
+/// # Errors
+/// [`AmountError`]
 pub fn bytes(text: &str) -> Result<u64, AmountError> {
     let known =
         |unit: &str| BYTE_UNITS.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(unit));

@@ -367,7 +367,8 @@ impl Pool {
 
     /// Checks that the list of all ids fits into a message to the kubelet.
     ///
-    /// # Errors [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`].
+    /// # Errors
+    /// [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`].
     pub fn check(&self, resource: &Resource) -> Result<(), PoolError> {
         let Resource { counts, name, .. } = *resource;
         let ids: u64 = self.gpus.iter().map(|gpu| self.units(gpu, counts)).sum();
@@ -429,7 +430,8 @@ impl Pool {
 
     /// The allocation of a new container with these ids.
     ///
-    /// # Errors As [`Self::allocated`], and for a cordoned GPU.
+    /// # Errors
+    /// As [`Self::allocated`], and for a cordoned GPU.
     pub fn allocate(&self, resource: &Resource, texts: &[String]) -> Result<Allocation, PoolError> {
         let allocation = self.allocated(resource, texts)?;
         match allocation.gpus.iter().find(|gpu| self.cordoned.contains(gpu)) {
@@ -440,7 +442,8 @@ impl Pool {
 
     /// The allocation of a container that already has these ids.
     ///
-    /// # Errors [`PoolError`]: unknown ids, or ids that one container cannot have together.
+    /// # Errors
+    /// [`PoolError`]: unknown ids, or ids that one container cannot have together.
     pub fn allocated(
         &self,
         resource: &Resource,
@@ -488,7 +491,8 @@ impl Pool {
     /// Which ids a container had better get: one of each of its GPUs. Of those that count nothing, as many more as are
     /// asked for.
     ///
-    /// # Errors [`PoolError`]: unknown ids, or fewer GPUs with room than requested places.
+    /// # Errors
+    /// [`PoolError`]: unknown ids, or fewer GPUs with room than requested places.
     pub fn preferred(
         &self,
         resource: &Resource,
