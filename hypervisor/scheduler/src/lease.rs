@@ -22,7 +22,10 @@ pub(crate) struct Held {
     pub(crate) may_keep: bool,
     /// Whether the last report said that the lease was kept and not used.
     pub(crate) idle: bool,
-    pub(crate) kept: Kept,
+    /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
+    /// since `told_at`.
+    pub(crate) keeps_since: Option<u64>,
+    pub(crate) kept_ns: u64,
 }
 
 /// The phase of a lease's end.
@@ -37,14 +40,6 @@ pub(crate) struct Phase {
     pub(crate) passed: bool,
     /// It was stopped and takes longer than others wait: they share the device with its running work.
     pub(crate) runs_on: bool,
-}
-
-/// How long a lease has excluded others that could have paid for a turn.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Kept {
-    since: Option<u64>,
-    /// Earlier exclusions since the last report (ns).
-    before_ns: u64,
 }
 
 impl Held {
@@ -66,7 +61,8 @@ impl Held {
             phase: Phase::default(),
             may_keep: false,
             idle: false,
-            kept: Kept::default(),
+            keeps_since: None,
+            kept_ns: 0,
         }
     }
 
@@ -88,20 +84,21 @@ impl Held {
     /// Records whether it excludes others from now on.
     pub(crate) fn keeps_away(&mut self, keeps: bool, now: u64) {
         if !keeps {
-            self.kept.before_ns = self.kept_away_ns(now);
+            self.kept_ns = self.kept_away_ns(now);
         }
-        self.kept.since = keeps.then_some(self.kept.since.unwrap_or(now));
+        self.keeps_since = keeps.then_some(self.keeps_since.unwrap_or(now));
     }
 
     /// How long it has excluded others since `told_at` (ns).
     pub(crate) fn kept_away_ns(&self, now: u64) -> u64 {
-        let lately = self.kept.since.map_or(0, |since| now.saturating_sub(since.max(self.told_at)));
-        self.kept.before_ns.saturating_add(lately)
+        let lately =
+            self.keeps_since.map_or(0, |since| now.saturating_sub(since.max(self.told_at)));
+        self.kept_ns.saturating_add(lately)
     }
 
     /// Records a report: a new interval begins, with these co-holders.
     pub(crate) fn told(&mut self, company: Company, now: u64) {
-        (self.told_at, self.company, self.kept.before_ns) = (now, company, 0);
+        (self.told_at, self.company, self.kept_ns) = (now, company, 0);
     }
 
     /// Ends the lease early. `passes`: a preferred session begins beside its running work, which is done by about the

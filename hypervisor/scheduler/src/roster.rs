@@ -198,10 +198,6 @@ impl Roster {
         !self.asking.is_empty()
     }
 
-    pub(crate) fn how_many_hold(&self) -> usize {
-        self.holding.len()
-    }
-
     /// Calls `each` for every worker that holds a lease.
     pub(crate) fn for_each_holder(&mut self, mut each: impl FnMut(WorkerId, &mut Worker)) {
         for &id in &self.holding {

@@ -177,7 +177,7 @@ impl Scheduler {
 
     /// Whether any worker holds a lease or asks.
     pub fn is_in_use(&self) -> bool {
-        self.roster.any_asks() || self.roster.how_many_hold() > 0
+        self.roster.any_asks() || self.roster.holding().next().is_some()
     }
 
     /// Whether there are no sessions.
@@ -288,7 +288,7 @@ impl Scheduler {
     /// or may not any more. Each change is named once. To be called after every change, before [`Self::decide`] and after
     /// it.
     pub fn to_keep(&mut self, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
-        let alone = self.roster.how_many_hold() == 1 && !anybody_waits(&self.roster, now);
+        let alone = self.roster.holding().count() == 1 && !anybody_waits(&self.roster, now);
         let stoppable = self.roster.holding().filter_map(|(id, worker, _)| {
             Some((id, worker.stoppable()?, alone && !self.roster.is_of_several(id)))
         });
