@@ -1,4 +1,4 @@
-//! Wrong settings and damaged state are reported in one line, and nothing goes on unlimited because of them.
+//! Wrong settings and damaged state are reported in one line, and nothing runs unlimited because of them.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, UUIDS, first_device, outcome,
@@ -10,7 +10,7 @@ fn lines(outcome: &Outcome) -> Vec<&str> {
     outcome.complaints().into_iter().filter(|line| line.starts_with("sluice: ")).collect()
 }
 
-/// The program's calls failed, one line told it why, and its exit status was its own.
+/// The program's calls failed, one line reported the cause, and the program's exit status was its own.
 #[track_caller]
 fn refused(outcome: &Outcome, named: &[&str]) {
     assert_eq!(outcome.code(), 42, "{outcome:#?}");
@@ -23,7 +23,7 @@ fn refused(outcome: &Outcome, named: &[&str]) {
     }
 }
 
-/// A program that goes on after errors, and exits with 42.
+/// A program that continues after errors, and exits with 42.
 fn stubborn(stage: &Stage) -> Command {
     stage.limited(stage.compile("stubborn.c", "stubborn", &[]))
 }
@@ -75,7 +75,7 @@ fn settings_that_cannot_be_read() {
     }
 }
 
-/// Limits for devices that the node does not have hold nowhere.
+/// Limits for devices that the node does not have apply nowhere.
 #[test]
 fn limits_for_devices_that_are_not_there() {
     let stage = Stage::new();
@@ -83,16 +83,16 @@ fn limits_for_devices_that_are_not_there() {
         let outcome = outcome(stubborn(&stage).env(MEMORY_LIMIT, value));
         refused(&outcome, &[MEMORY_LIMIT, "no such device here", "nothing would be limited"]);
     }
-    // One that is there is limited, and the other one is named.
+    // The existing device is limited, and the other one is reported.
     let both = format!(r#"{{"{}": "1g", "7": "1g"}}"#, UUIDS[0]);
     let outcome = outcome(stubborn(&stage).env(MEMORY_LIMIT, both));
-    // `CUDA_ERROR_OUT_OF_MEMORY`: it asks for more.
+    // `CUDA_ERROR_OUT_OF_MEMORY`: the program asks for more.
     assert_eq!((outcome.code(), outcome.value("first_error")), (42, 2), "{outcome:#?}");
     let [line] = lines(&outcome)[..] else { panic!("{outcome:#?}") };
     assert!(line.contains("TENSOR_FUSION_CUDA_MEM_LIMIT[7]: no such device"), "{line}");
 }
 
-/// A wrong setting also stops programs that are to pass on failure: their intended limits are not known.
+/// A wrong setting also stops programs that fail open: their intended limits are unknown.
 #[test]
 fn open_on_failure_does_not_cover_the_settings() {
     let stage = Stage::new();

@@ -1,12 +1,12 @@
-//! A page that is cut short between the check and the access, and the signal that reports it (SIGBUS). The
-//! signal belongs to the program: the program sees exactly what it sees without the limiter.
+//! A page that is truncated between the check and the access, and the signal that reports it (SIGBUS). The signal
+//! belongs to the program, which has to see exactly what it sees without the limiter.
 
 use crate::common::{
     COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Outcome, Stage, UUIDS, first_device, outcome,
 };
 use std::path::{Path, PathBuf};
 
-/// A program that the signal ended.
+/// Checks that the signal ended the program.
 const ENDED: i32 = 1000 + libc::SIGBUS;
 
 struct Bus {
@@ -30,7 +30,7 @@ impl Bus {
         outcome(command.args(arguments).env(MEMORY_LIMIT, first_device(2 * GIB)))
     }
 
-    /// What a program with a handler of its own sees without the limiter: the expected result.
+    /// What a program with its own handler sees without the limiter: the expected result.
     fn as_native(&self, handler: &str, order: &str, event: &str) -> Outcome {
         let arguments = ["host", handler, order, event, "2"];
         let native = outcome(self.stage.native(&self.program).args(arguments));
@@ -43,13 +43,13 @@ impl Bus {
         limited
     }
 
-    /// What happens to calls when the page is cut short in a program with a handler of its own.
+    /// The results of calls when the page is truncated in a program with its own handler.
     fn cut_short(&self, handler: &str, order: &str, event: &str, times: &str) -> Outcome {
         let page = self.page();
         let run = || self.limited(&["host", handler, order, event, times, text(&page)]);
         let mut cut = run();
-        // If the limiter's handler cannot be called, a cut between the check and the access still ends a
-        // program. It is rare.
+        // If the limiter's handler cannot be called, a truncation between the check and the access still ends a
+        // program, which is rare.
         let unhandled = handler == "ignored" || event == "blocked";
         for _ in 0..2 {
             if unhandled && cut.code() == ENDED {
@@ -57,7 +57,7 @@ impl Bus {
                 cut = run();
             }
         }
-        // CUDA_ERROR_NOT_PERMITTED
+        // `CUDA_ERROR_NOT_PERMITTED`
         assert!(cut.stdout.ends_with("allocations: 800\nend\n"), "{handler} {order}: {cut:#?}");
         let lines = cut.complaints();
         assert_eq!(lines.len(), 1, "{handler} {order}: {cut:#?}");
@@ -131,7 +131,7 @@ fn a_page_that_is_cut_short_is_no_business_of_the_programs_handler() {
             let seen = bus.cut_short(handler, order, "none", "0");
             assert_eq!(seen.stdout, "allocations: 800\nend\n", "{handler} {order}");
         }
-        // The program's own handler is not disturbed by it.
+        // The program's own handler is not affected.
         let seen = bus.cut_short("info", order, "access", "2");
         assert_eq!(seen.stdout.matches("recovered").count(), 2, "{seen:#?}");
     }
@@ -165,7 +165,7 @@ fn storm(memory: &str, launching: &str, rounds: &str) {
     assert_eq!(lines.iter().find(other), None);
 }
 
-/// The page is cut at any moment of a thread's work.
+/// The page is truncated at any moment of a thread's work.
 #[test]
 fn a_page_that_is_cut_short_in_the_middle_of_calls_ends_nobody() {
     storm("4", "0", "500");

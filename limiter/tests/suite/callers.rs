@@ -1,4 +1,4 @@
-//! What a program and its libraries see of the loader is what they see without the limiter.
+//! A program and its libraries see the same of the loader as without the limiter.
 
 use crate::common::{MEMORY_LIMIT, Outcome, Stage, built, first_device, holds, outcome};
 use std::path::PathBuf;
@@ -28,12 +28,12 @@ fn up_to_libc(libraries: &[String]) -> &[String] {
     &libraries[..=libraries.iter().position(|name| name == "libc.so.6").unwrap()]
 }
 
-/// What is shipped is linked against these, as glibc before 2.34 has threads and the loader's functions there. The loader
-/// puts them behind what the program itself is linked against, and before what only its libraries are. Nothing is moved
-/// but these two, and since 2.34 they have no function that a lookup could find.
+/// Release builds are linked against these libraries, which contain the thread and loader functions of glibc before
+/// 2.34. The loader places them after the libraries that the program itself is linked against, and before those of only
+/// its libraries. Nothing else is moved, and since glibc 2.34 the two have no function that a lookup could find.
 const PARTS_OF_GLIBC: [&str; 2] = ["libpthread.so.0", "libdl.so.2"];
 
-/// Whether the limiter is linked against them: what `cargo build` makes is not, where glibc is newer.
+/// Whether the limiter is linked against them; builds by `cargo build` on newer glibc are not.
 fn needs_parts_of_glibc() -> bool {
     let limiter = std::fs::read(built("libcuda_limiter.so")).unwrap();
     PARTS_OF_GLIBC.iter().all(|part| {
@@ -50,7 +50,7 @@ fn what_callers_see_is_the_same() {
         let native = outcome(&mut stage.native(&program)).silent();
         let mut command = stage.limited(&program);
         let limited = outcome(command.env(MEMORY_LIMIT, first_device("1GiB"))).silent();
-        // The function behind one's own, libraries and names of addresses, a library by the caller's RUNPATH.
+        // The next definition of a function, libraries and names of addresses, and a library by the caller's RUNPATH.
         let seen = |outcome: &Outcome| outcome.stdout.lines().next().unwrap().to_owned();
         assert_eq!(seen(&limited), seen(&native), "{flag}");
         for part in
@@ -58,7 +58,8 @@ fn what_callers_see_is_the_same() {
         {
             assert!(seen(&native).contains(part), "{flag}: {native:#?}");
         }
-        // Their order: the limiter comes second, as all that is preloaded, and moves no other but those it needs itself.
+        // Their order: the limiter comes second, like everything that is preloaded, and moves only the libraries that
+        // it needs itself.
         let (mut with, mut without) = (libraries(&limited), libraries(&native));
         let own = with.iter().position(|name| name == "libcuda_limiter.so").unwrap();
         with.remove(own);

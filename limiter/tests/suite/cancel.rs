@@ -1,14 +1,14 @@
-//! Threads that are cancelled in the middle of the driver's functions end, and the program goes on.
+//! Threads that are cancelled within driver functions end, and the program continues.
 
 use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, first_device, outcome};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// At closed gates, in reconciliations, in waiting calls: the limiter's work there has cancellation points.
+/// Covers closed gates, reconciliations and waiting calls, where the limiter's work has cancellation points.
 ///
-/// Threads that may be cancelled at any instruction are below, with a driver that can be left at any: in the simulated one
-/// that ends the process, also without the limiter.
+/// Threads that may be cancelled at any instruction are tested below, with a driver that can be left at any point; with
+/// the simulated driver that ends the process even without the limiter.
 #[test]
 fn threads_cancelled_in_limited_calls() {
     let stage = Stage::new();
@@ -67,6 +67,6 @@ fn a_call_that_is_accounted_comes_to_its_end_first() {
     let points = Points::new();
     assert_eq!(points.native(&["alloc"]), (0, 1));
     assert_eq!(points.limited(&["alloc"]), (1, 1));
-    // The thread ends when the call returns. The C library then does not report it as cancelled.
+    // The thread ends when the call returns, so the C library does not report it as cancelled.
     assert_eq!(points.limited(&["alloc", "asynchronous"]).0, 0);
 }

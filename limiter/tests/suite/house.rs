@@ -1,5 +1,5 @@
-//! The code has the structure that docs/architecture.md draws: which crate uses which, and which module of
-//! the limiter stands on which.
+//! Checks the structure that docs/architecture.md draws: the dependencies between crates, and between modules of the
+//! limiter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -71,7 +71,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 /// The first names after each `crate::` of a file, without its comments and unit tests.
 fn uses(text: &str, top: bool) -> BTreeSet<String> {
-    // For a file of the crate's root `super` is the crate.
+    // In a file of the crate's root, `super` is the crate.
     let text = if top { text.replace("super::", "crate::") } else { text.to_owned() };
     let text = text.as_str();
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);

@@ -1,13 +1,13 @@
-//! What the index of a limit means where a process sees some of the devices.
+//! The meaning of a limit's index if a process sees only some of the devices.
 
 use crate::common::{COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, outcome};
 use std::process::Command;
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-/// What a device of the simulated node has.
+/// Memory of a device of the simulated node.
 const WHOLE: u64 = 16 * GIB;
 
-/// With the library preloaded, and in a session of its own settings.
+/// With the library preloaded, in a session of its own.
 fn preloaded(stage: &Stage, program: &str) -> Command {
     let name = program.trim_end_matches(".c");
     let mut command = stage.limited(stage.compile(program, name, &[]));
@@ -30,7 +30,7 @@ fn limits_for_devices_that_are_hidden_fail_closed() {
         &[(COMPUTE_LIMIT, r#"{"0": 30}"#), (VISIBLE, "1")],
         &[("CUDA_MEM_LIMIT_0", "1g"), (VISIBLE, "1")],
         &[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g"), (VISIBLE, "1")],
-        // One kind of limit holds for the device, and the other would not.
+        // One kind of limit would apply to the device, and the other would not.
         &[(MEMORY_LIMIT, zero), (COMPUTE_LIMIT, r#"{"1": 30}"#), (VISIBLE, "1")],
     ] {
         let refused = of(&stage, "stubborn.c", settings);
@@ -40,7 +40,7 @@ fn limits_for_devices_that_are_hidden_fail_closed() {
         assert!(named && line.contains("nothing would be limited"), "{line}");
         assert!(line.contains("GPU calls of this process fail"), "{line}");
     }
-    // Each process sees a device of which a limit is known, as those of a job with one device each.
+    // Each process sees one device whose limit is known, like the ranks of a job with one device each.
     for (settings, total) in [
         ([(MEMORY_LIMIT, r#"{"0": "1g", "1": "2g"}"#), (VISIBLE, "0")], GIB),
         ([(MEMORY_LIMIT, r#"{"0": "1g", "1": "2g"}"#), (VISIBLE, "1")], 2 * GIB),
@@ -52,7 +52,7 @@ fn limits_for_devices_that_are_hidden_fail_closed() {
     }
 }
 
-/// Whoever comes first decides nothing for those to whom an index means another device.
+/// The first process decides nothing for others, to whom an index means another device.
 #[test]
 fn a_visible_index_is_that_of_each_process() {
     let limits = [("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "1g")];
@@ -69,7 +69,7 @@ fn a_visible_index_is_that_of_each_process() {
     }
 }
 
-/// NVML lists all devices, whatever a program chose.
+/// NVML lists all devices, whatever a program has made visible.
 #[test]
 fn devices_outside_of_the_choice_can_be_looked_at() {
     let stage = Stage::new();
@@ -87,7 +87,7 @@ fn devices_outside_of_the_choice_can_be_looked_at() {
             assert_eq!(value("_sum"), total, "{outcome:#?}");
         }
     }
-    // Limits that hold on no visible device: CUDA is refused, and NVML shows what there is.
+    // Limits that apply to no visible device: CUDA is refused, and NVML shows the devices.
     let hidden = [(MEMORY_LIMIT, r#"{"1": "1g"}"#), (VISIBLE, "0")];
     let mut command = preloaded(&stage, "looks.c");
     let outcome = outcome(command.envs(hidden).arg("nvml")).silent();
@@ -108,7 +108,7 @@ fn a_refused_call_writes_nothing() {
     }
 }
 
-/// In a container that may only compute, the driver's own figures do.
+/// In a container with only the compute capability, the driver's own figures do.
 #[test]
 fn without_nvml_an_index_is_that_of_the_only_device() {
     let stage = Stage::new();
@@ -128,13 +128,13 @@ fn without_nvml_an_index_is_that_of_the_only_device() {
     assert_eq!((said.value("first_error"), said.value("granted")), (2, 0), "{said:#?}");
     let [line] = said.complaints()[..] else { panic!("{said:#?}") };
     assert!(line.contains("libnvidia-ml.so.1 is missing"), "{line}");
-    // Which of two is meant nobody tells.
+    // Nothing tells which of two devices is meant.
     let refused = of(&stage, "stubborn.c", &[(MEMORY_LIMIT, r#"{"0": "1g"}"#)]);
     let [line] = refused.complaints()[..] else { panic!("{refused:#?}") };
     assert!(line.contains("its index is not known without libnvidia-ml.so.1"), "{line}");
 }
 
-/// As for a GPU that shares the machine's memory.
+/// Like a GPU that shares the machine's memory.
 #[test]
 fn a_device_of_whose_memory_nvml_says_nothing_is_limited() {
     let stage = Stage::new();

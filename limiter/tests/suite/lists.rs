@@ -1,4 +1,4 @@
-//! NVML's lists of processes: those of the session, and no others.
+//! NVML's process lists show the session's processes and no others.
 
 use crate::common::{
     COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Running, SESSION_DIR, Stage, UUIDS,
@@ -126,7 +126,7 @@ fn a_session_sees_its_own_processes() {
     let all = [(&first, 10), (&second, 20), (&other, 30), (&free, 40)];
     let everybody = all.iter().map(|(holder, mib)| (holder.pid, used(*mib))).collect();
     shows(&mut lists.stage.native(&lists.program), everybody);
-    // A dead process is gone from the session as it is from the device.
+    // A dead process is gone from the session and from the device.
     drop(second);
     shows(&mut lists.in_session("one"), vec![(first.pid, used(10))]);
 }
@@ -153,7 +153,7 @@ fn is_host_namespace() -> bool {
     std::fs::metadata(Path::new("/proc/self/ns/pid")).unwrap().ino() == 0xEFFF_FFFC
 }
 
-/// As in a container: NVML has the host's ids and may not report what a process uses.
+/// As in a container: NVML has the host's ids and may not report a process's memory.
 #[test]
 fn processes_are_known_by_ids_of_another_namespace() {
     const ELSEWHERE: u64 = 1_000_000;
@@ -190,7 +190,7 @@ fn utilisation_is_that_of_the_session() {
     }
 }
 
-/// The codes of `nvml.h`: the limiter does not change what a wrong call returns.
+/// The codes of `nvml.h`: the limiter does not change the results of wrong calls.
 #[test]
 fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
     let lists = Lists::new();
@@ -224,7 +224,7 @@ fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
     assert_eq!((limited.value("asked"), limited.value("shorted")), (1, 1));
 }
 
-/// What stands in for NVIDIA's kernel module, for private functions.
+/// A stand-in for NVIDIA's kernel module, for private functions.
 struct Kernel<'a> {
     lists: &'a Lists,
     library: PathBuf,
@@ -236,7 +236,7 @@ impl<'a> Kernel<'a> {
         Self { lists, library }
     }
 
-    /// Asks a private function for the processes on a device. The kernel says `pids` of each device.
+    /// Calls a private function for the processes on a device. The kernel reports `pids` for each device.
     fn asked(&self, mut command: Command, device: u32, pids: &[u64]) -> Outcome {
         let pids: Vec<String> = pids.iter().map(u64::to_string).collect();
         let pids = pids.join(" ");
@@ -255,7 +255,7 @@ impl<'a> Kernel<'a> {
         outcome(command.args(["private", &device.to_string()]))
     }
 
-    /// Whom it lists; in both rounds the same, and with what the kernel left in `errno`.
+    /// The processes that it lists: the same in both rounds, and with the kernel's `errno`.
     #[track_caller]
     fn shows(&self, command: Command, device: u32, pids: &[u64]) -> Vec<u64> {
         let outcome = self.asked(command, device, pids).silent();
@@ -276,7 +276,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// As `nvidia-smi` asks: by a private function, which asks the kernel.
+/// As `nvidia-smi` does: by a private function, which asks the kernel.
 #[test]
 fn private_functions_list_the_session_too() {
     let lists = Lists::new();
@@ -322,7 +322,7 @@ fn private_functions_have_ids_of_another_namespace() {
     assert_eq!(kernel.shows(contained("one"), 0, &all), [own.pid + ELSEWHERE]);
 }
 
-/// Where the kernel does not tell the device, the list stays as it is. Where limits cannot be read, there is none.
+/// If the kernel does not tell the device, the list is unchanged. If limits cannot be read, there is no list.
 #[test]
 fn private_lists_of_unknown_devices_stay_and_unreadable_limits_refuse() {
     const NO_PERMISSION: u64 = 4;

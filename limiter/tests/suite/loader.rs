@@ -1,4 +1,4 @@
-//! A program's limit holds from the first call, whichever way it loads the driver.
+//! A program's limit applies from the first call, however it loads the driver.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, holds, outcome,
@@ -53,7 +53,7 @@ fn fifty_times_loaded_and_unloaded() {
     holds(loader("reopen"));
 }
 
-/// The limiter's own threads go on calling the driver.
+/// The limiter's own threads continue to call the driver.
 #[test]
 fn a_driver_that_is_unloaded_while_it_is_used_stays() {
     let stage = Stage::new();
@@ -95,7 +95,7 @@ fn a_program_that_may_have_no_writable_code() {
     holds(loader("exec-hardened"));
 }
 
-/// A filter that keeps a page which was made writable from being made read-only code again.
+/// A filter that keeps a page which was made writable from becoming read-only code again.
 #[test]
 fn a_program_whose_code_cannot_be_made_read_only_again() {
     let stage = Stage::new();
@@ -175,7 +175,7 @@ fn a_driver_in_a_namespace_of_its_own() {
     holds(loader("namespace"));
 }
 
-/// A copy that hands its calls on to another: at once, or once it starts. Each call is counted once.
+/// A copy that forwards its calls to another one: at once, or from its first call. Each call is counted once.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_driver_that_hands_its_calls_on_to_another() {
@@ -193,7 +193,7 @@ fn a_driver_that_hands_its_calls_on_to_another() {
     }
 }
 
-/// Functions are patched once in a process; calls into a further copy lead to the first.
+/// Functions are patched once per process; calls into a further copy lead to the first.
 #[test]
 fn a_second_copy_of_the_driver_is_not_unlimited() {
     for how in ["second-copy", "two-copies"] {
@@ -227,8 +227,8 @@ fn a_copy_of_the_driver_without_the_first_fails() {
     assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
 }
 
-/// Without limits, and without a session that could get some, there is nothing to bypass. Such a program may
-/// have any number of copies.
+/// Without limits, and without a session that could get some, there is nothing to bypass. Such a program may have any
+/// number of copies.
 #[test]
 fn a_second_copy_is_left_alone_where_nothing_can_be_limited() {
     let stage = Stage::new();

@@ -1,7 +1,7 @@
 //! The library in whole programs, on the simulated GPU.
 //!
-//! Tests that measure a share of real time are in `timed`: `.config/nextest.toml` runs them with the machine
-//! to themselves. Without it, run them one at a time.
+//! Tests that measure a share of real time are in `timed`: `.config/nextest.toml` gives them the machine to themselves.
+//! Without nextest, run them one at a time.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]

@@ -13,7 +13,7 @@ const CHUNK: u64 = 32 * MIB;
 /// Above every limit in these tests, below the device's memory.
 const CAP: &str = "8GiB";
 
-/// What `steps` says that its session uses once the driver has taken memory by itself.
+/// The use of its session as `steps` prints it, after the driver has taken memory by itself.
 fn settled(first: &[&str]) -> u64 {
     let stage = Stage::new();
     let mut command = stage.limited(stage.compile("steps.c", "steps", &[]));
@@ -22,7 +22,7 @@ fn settled(first: &[&str]) -> u64 {
     outcome.value("settled")
 }
 
-/// A program may end NVML more often than it has started it. Sluice's own use goes on.
+/// A program may shut down NVML more often than it has initialized it. Sluice's own use continues.
 #[test]
 fn nvml_that_is_ended_once_too_often_is_started_again() {
     assert_eq!(settled(&["nvml:3"]), settled(&["nvml:1"]));
@@ -42,7 +42,7 @@ fn granted(outcome: &Outcome) -> u64 {
     outcome.json()["granted_bytes"].as_u64().unwrap()
 }
 
-/// The program took all that `limit` leaves, no more and at most one chunk less, and was refused the rest.
+/// The program got all that `limit` leaves, at most one chunk less, and was refused the rest.
 #[track_caller]
 fn stopped_at(limit: u64, outcome: &Outcome) {
     let (granted, result) = (granted(outcome), outcome.json());
@@ -74,7 +74,7 @@ fn without_a_limit_the_cap_is_reached() {
     assert_eq!(granted(&outcome), 8 * GIB);
 }
 
-/// Small allocations share pages of 2 MiB. The last one is made if a page is left.
+/// Small allocations share pages of 2 MiB. The last one succeeds if a page is left.
 #[test]
 fn small_allocations_stop_where_no_page_is_left() {
     let stage = Stage::new();
@@ -117,7 +117,7 @@ fn shared_memory_is_charged_to_its_exporter() {
     checks_itself("shared", 3);
 }
 
-/// Also where the exporter is of another session, and where it ends first.
+/// Also if the exporter belongs to another session, and if it ends first.
 #[test]
 fn exported_memory_is_charged_while_anything_refers_to_it() {
     let stage = Stage::new();
@@ -153,7 +153,7 @@ fn pools_give_back_at_once() {
     checks_itself("pools", 1);
 }
 
-/// Lines of `tenant mem`, added up.
+/// Sums lines of `tenant mem`.
 #[track_caller]
 fn sum(outcome: &Outcome) -> u64 {
     let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -169,7 +169,7 @@ fn processes_of_a_session_share_its_limit() {
         "{tenant} --cap 512MiB --hold 4 & sleep 1; {tenant} --cap 8GiB --hold 1 & {tenant} --cap 8GiB --hold 1; wait"
     );
     let outcome = outcome(stage.run(&["--mem", "3GiB"]).args(["sh", "-c", &script]));
-    // For one of the two, even its context may not have fitted.
+    // One of the two may not even have got its context.
     let running = outcome.stdout.lines().count() as u64;
     assert!((2..=3).contains(&running), "{outcome:#?}");
     let used = sum(&outcome) + running * CONTEXT;
@@ -198,7 +198,7 @@ fn what_a_killed_process_held_is_free_within_a_second() {
         command
     };
     let hold = ["mem", "--api", "alloc", "--chunk", "32MiB", "--cap", CAP, "--hold", "20"];
-    // What the second process takes where nobody holds anything, on this machine.
+    // The amount that the second process gets if no other holds memory, on this machine.
     let begun = Instant::now();
     stopped_at(GIB, &tenant(&mut limited(), "alloc"));
     let alone = begun.elapsed();
@@ -222,7 +222,7 @@ fn what_a_killed_process_held_is_free_within_a_second() {
     stopped_at(GIB, &again);
 }
 
-/// A limit that is lowered below what is in use refuses growth, and nothing else.
+/// A limit that is lowered below the current use refuses growth, and nothing else.
 #[test]
 fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     let stage = Stage::new();
@@ -233,7 +233,7 @@ fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     let steps = ["async:320", &shown, "freeasync", "async:320", "async:32"];
     let mut command = stage.limited(&program);
     let running = start(command.args(steps).env(MEMORY_LIMIT, first_device("1GiB")));
-    // The bytes are in the page before the call; the program says when it has come back.
+    // The bytes are in the page before the call; the program reports its return.
     eventually("the first allocation", || running.printed().contains("async=0 "));
     let limits = Limits { memory: Some(MemoryLimit::new(lower)), ..Limits::NONE };
     Page::open_existing(&page).unwrap().change_limits(&limits).unwrap();
@@ -305,7 +305,7 @@ fn everything_that_tells_sizes_shows_the_limit() {
     }
 }
 
-/// An index means the host's order, whatever the program sees.
+/// An index refers to the host's order, whatever the program sees.
 #[test]
 fn an_index_is_the_hosts() {
     let stage = Stage::new();

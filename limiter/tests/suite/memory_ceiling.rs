@@ -1,4 +1,4 @@
-//! NVML's own figure, polled from outside while programs work close to their limit, is never above the limit.
+//! NVML's own figure, polled from outside while programs work close to their limit, never exceeds the limit.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ fn stays_below(arguments: &[&str], processes: usize) -> Vec<Outcome> {
     ended
 }
 
-/// When a third of all memory has been freed, most of what was refused fits.
+/// When a third of all memory has been freed, most of the refused allocations fit.
 #[track_caller]
 fn fits_again(ended: &[Outcome]) {
     for one in ended {
@@ -88,7 +88,7 @@ fn code_that_is_placed_when_memory_is_full() {
     }
 }
 
-/// Fills the memory while so much code is placed; returns the number of chunks granted. NVML answers slowly.
+/// Fills the memory while this much code is placed; returns the number of chunks granted. NVML answers slowly.
 #[track_caller]
 fn fill(arguments: &[&str], list_us: u64) -> u64 {
     let stage = Stage::new();
@@ -120,7 +120,7 @@ fn much_code_is_placed_before_the_memory_is_filled() {
     }
 }
 
-/// One process fills the memory, another one's code is placed.
+/// One process fills the memory while another one's code is placed.
 #[test]
 fn code_of_another_process_is_seen_before_the_memory_is_full() {
     // Two contexts of 512 MiB and 92 MiB of code; the headroom is at most 32 MiB.

@@ -1,4 +1,4 @@
-//! The daemon sees the devices: faults, and programs that no session knows.
+//! The daemon observes the devices: faults, and unknown processes.
 
 use crate::common::{
     COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub(crate) struct Observed {
     pub(crate) stage: Stage,
     daemon: Option<Running>,
-    /// What it has said at `/api/v1/events`.
+    /// The events at `/api/v1/events`.
     events: Arc<Mutex<String>>,
 }
 
@@ -61,13 +61,13 @@ impl Observed {
         BlockingHttpClient::new(Endpoint::Unix(self.socket()))
     }
 
-    /// The first device, as the API has it.
+    /// The first device, as the API shows it.
     fn device(&self) -> Value {
         let path = format!("/api/v1/devices/{}", UUIDS[0]);
         self.client().get(&path, Duration::from_secs(10)).unwrap_or(Value::Null)
     }
 
-    /// Whether an event was told whose text has all of these.
+    /// Whether an event was reported whose text contains all of these.
     pub(crate) fn was_told(&self, kind: &str, parts: &[&str]) -> bool {
         let events = self.events.lock().unwrap();
         let of_kind = format!("\"kind\":\"{kind}\"");
@@ -93,7 +93,7 @@ impl Observed {
         start(busy(&mut command))
     }
 
-    /// A program that nothing limits.
+    /// A program without limits.
     fn stranger(&self) -> Running {
         start(busy(&mut self.stage.native(built("tenant"))))
     }
@@ -108,7 +108,7 @@ impl Observed {
         eventually("leases are granted", || self.charged() > before + 50_000);
     }
 
-    /// Waits until they are not, and the last one has ended.
+    /// Waits until no leases are granted and the last one has ended.
     fn is_withheld(&self, why: &str) {
         eventually(why, || self.device()["withheld"] == why);
         eventually("the last lease ends", || self.device()["own"]["leases"] == 0);
@@ -130,14 +130,14 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
     eventually("the device is seen", || observed.device()["figures"]["processes"] == 1);
     let device = observed.device();
     assert_eq!((&device["health"], &device["unknown_seen"]), (&"healthy".into(), &0.into()));
-    // The page says the same as the API.
+    // The page agrees with the API.
     let page = NodePage::open(&observed.stage.folder().join("daemon.sock.devices")).unwrap();
     let seen = page.read().unwrap();
     let used = device["figures"]["memory_used_bytes"].as_u64();
     assert_eq!((seen.devices[0].memory_used, seen.devices.len()), (used, 2));
     assert!(used > Some(0) && seen.devices[0].health == NodeHealth::Healthy);
 
-    // A program that no session knows: told, and nobody gets the device until it has gone.
+    // An unknown process is reported, and the device is granted to nobody until it is gone.
     let stranger = observed.stranger();
     let pid = stranger.pid().as_raw_pid();
     eventually("it is told", || {
@@ -154,7 +154,7 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
     eventually("its end is told", || observed.was_told("unknown_process_gone", &[UUIDS[0]]));
     observed.goes_on();
 
-    // A program's own fault says nothing about the device. The device's does.
+    // A program's own fault says nothing about the device, unlike the device's own faults.
     observed.fault("xid 0 13");
     eventually("the error is told", || observed.was_told("device_error", &["XID 13"]));
     assert_eq!(observed.device()["health"], "healthy");
@@ -172,7 +172,7 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
     let line = format!("{} is UNHEALTHY: XID 79 (GPU has fallen off the bus)", UUIDS[0]);
     assert!(said.contains(&line), "{said}");
 
-    // The operator has looked at it.
+    // The operator has checked the device.
     let healthy = format!("/api/v1/devices/{}/healthy", UUIDS[0]);
     let declare = || observed.client().post::<_, Value>(&healthy, &(), Duration::from_secs(10));
     assert_eq!(declare().unwrap()["changed"], true);
@@ -182,7 +182,7 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
     observed.is_withheld("unhealthy");
     assert_eq!(observed.device()["unhealthy"], "2 ECC errors could not be corrected");
 
-    // The program that waited was told why, once for each reason.
+    // The waiting program was told the reason, once for each reason.
     session.kill();
     let said = session.end().stderr;
     let reasons = ["a process outside any session uses it", "the device is unhealthy"];
@@ -194,7 +194,7 @@ fn a_device_with_a_fault_or_a_stranger_is_not_handed_out() {
 #[test]
 fn a_stranger_is_ended_where_the_policy_says_so_and_sessions_are_not() {
     let mut observed = Observed::new("kill");
-    // With a memory limit alone: the daemon does not know it.
+    // With a memory limit alone, the daemon does not know the program.
     let mut command = observed.stage.limited(built("tenant"));
     let session = start(busy(command.env(MEMORY_LIMIT, first_device("4Gi"))));
     eventually("it is on the device", || observed.device()["figures"]["processes"] == 1);
@@ -216,7 +216,7 @@ fn a_stranger_is_ended_where_the_policy_says_so_and_sessions_are_not() {
     assert!(!page.exists());
 }
 
-/// The page says another size than NVML does (16 GiB), so that it shows who was asked.
+/// The page has another size than NVML (16 GiB), so that the source of the answer shows.
 #[test]
 fn a_devices_size_is_what_the_page_of_the_node_says_while_a_daemon_writes_it() {
     let stage = Stage::new();
@@ -240,7 +240,7 @@ fn a_devices_size_is_what_the_page_of_the_node_says_while_a_daemon_writes_it() {
     assert_eq!(half("no page"), 8 * GIB);
     let page = NodePageWriter::create(&beside(&socket)).unwrap();
     assert_eq!(half("nothing is written"), 8 * GIB);
-    // Not the device's, or not known.
+    // Not of this device, or not known.
     page.publish(&NodeFigures { written_ns: now_ns(), devices: vec![device(UUIDS[1], Some(GIB))] });
     assert_eq!(half("another device"), 8 * GIB);
     for size in [None, Some(0)] {

@@ -1,4 +1,4 @@
-//! Drivers that lack what newer ones have: limits hold, and what is not there is said to be absent.
+//! Older drivers that lack newer functions: limits apply, and missing functions are reported as absent.
 
 use crate::common::{MEMORY_LIMIT, Stage, built, first_device, holds, outcome};
 use fake_node::older::{self, Older};
@@ -28,7 +28,7 @@ fn what_a_driver_lacks_is_not_found_in_it() {
                 "{branch}: {said:#?}"
             );
         }
-        // By cuGetProcAddress a name leads to the newest form that there is.
+        // Through `cuGetProcAddress` a name leads to the newest form that exists.
         let base = said("libcuda.so.1", &["cuLaunchKernelEx", "cuMemAlloc"]);
         assert_eq!(base.value("answered"), if branch == "470" { 1 } else { 2 });
     }
@@ -58,7 +58,7 @@ fn memory_limits_hold_on_each() {
     }
 }
 
-/// The functions of a state in what `sluice hooks` says.
+/// The functions of a state in the output of `sluice hooks`.
 fn in_state(said: &serde_json::Value, state: &str) -> BTreeSet<String> {
     let functions = said["functions"].as_array().unwrap().iter();
     let those = functions.filter(|function| function["state"] == state);
@@ -69,7 +69,7 @@ fn in_state(said: &serde_json::Value, state: &str) -> BTreeSet<String> {
 fn sluice_hooks_says_what_is_absent() {
     let report = |older: Option<&Older>| {
         let stage = Stage::new();
-        // `sluice` takes the parts that are beside it.
+        // `sluice` uses the parts that lie beside it.
         let parts = stage.folder().join("parts");
         std::fs::create_dir(&parts).unwrap();
         for name in ["sluice", "tenant", "fake-nvidia-smi", "libcuda_limiter.so"] {
@@ -95,7 +95,7 @@ fn sluice_hooks_says_what_is_absent() {
             all.iter().filter(|name| older.lacks(name)).cloned().collect();
         let absent = in_state(&said, "absent");
         assert!(absent.is_superset(&lacks), "{}: {absent:?}", older.branch);
-        // What the simulated driver lacks itself is absent in each.
+        // Functions that the simulated driver lacks are absent in each.
         assert_eq!(&absent - &lacks, &in_state(&newest, "absent") - &lacks, "{}", older.branch);
         assert_eq!(said["failed"], 0);
         let count = [("470", 59), ("535", 29), ("550", 23)];

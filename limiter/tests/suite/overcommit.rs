@@ -134,7 +134,7 @@ fn a_free_in_the_order_of_a_stream_is_put_off() {
     assert_eq!(values(&outcome, "freeasync"), [0], "{outcome:#?}");
     assert_eq!(values(&outcome, "used"), [USED + 1000, USED + 500], "{outcome:#?}");
     assert_eq!(outcome.stderr, "");
-    // Waiting frees are carried out when their bytes are needed, and when their context ends.
+    // Deferred frees are done when their bytes are needed, and when their context ends.
     let steps = ["alloc:500", "async:1000", "freeasync", "sync", "alloc:1000", "used"];
     let outcome = host.steps(&steps);
     assert_eq!(values(&outcome, "alloc"), [0, 0], "{outcome:#?}");

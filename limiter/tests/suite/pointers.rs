@@ -1,4 +1,4 @@
-//! Each patched function, with pointers that are null or not aligned: what the driver does, it does under the limiter.
+//! Each patched function, with null and unaligned pointers, has the driver's results under the limiter.
 
 use crate::common::{GIB, MEMORY_LIMIT, Stage, first_device, outcome};
 use std::path::Path;
@@ -34,7 +34,7 @@ fn rows(folder: &Path, into: &mut Vec<(String, String)>) {
     }
 }
 
-/// These run code of the program, where it says.
+/// These run code of the program at the given address.
 const RUN_CODE: [&str; 3] = ["cuLaunchHostFunc", "cuLaunchHostFunc_v2", "cuStreamAddCallback"];
 
 #[test]
@@ -62,6 +62,6 @@ fn null_and_unaligned_pointers_are_as_without_the_limiter() {
     assert!(native.len() > documented * 4, "{}", native.len());
     let differ: Vec<_> = native.iter().zip(&limited).filter(|(a, b)| a != b).collect();
     assert!(differ.is_empty() && native.len() == limited.len(), "native, limited: {differ:#?}");
-    // Where even the driver accepts null.
+    // Functions for which even the driver accepts null.
     assert!(limited.contains(&"cuMemGetInfo_v2 0+0 0: 0".to_owned()));
 }

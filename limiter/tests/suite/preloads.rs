@@ -1,4 +1,4 @@
-//! Other libraries in `LD_PRELOAD`, before and after the limiter: limits hold, and the program runs.
+//! Other libraries in `LD_PRELOAD`, before and after the limiter: limits apply, and the program runs.
 
 use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, first_device, holds, outcome, skipped};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn orders(stage: &Stage, other: &Path) -> [String; 2] {
     [format!("{limiter}:{other}"), format!("{other}:{limiter}")]
 }
 
-/// An allocator of the system, or as `scripts/test.sh` has unpacked it: for another glibc where it says so.
+/// An allocator of the system, or one that `scripts/test.sh` has unpacked, possibly for another glibc.
 fn allocator(name: &str) -> Option<PathBuf> {
     let folder = "usr/lib/x86_64-linux-gnu";
     let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools/allocators");
@@ -30,7 +30,7 @@ fn allocator(name: &str) -> Option<PathBuf> {
 fn holds_beside(other: &Path) {
     let stage = Stage::new();
     let program = stage.compile("loader.c", "loader", &[]);
-    // With a limit of time the limiter has threads.
+    // With a compute limit the limiter has threads.
     let how = ["now", "threads", "proc-address", "exec", "fork-after-init", "close"];
     for order in orders(&stage, other) {
         for how in how {
@@ -75,7 +75,7 @@ fn an_interposer_of_the_drivers_functions() {
     }
 }
 
-/// The library that the compiler has for programs with checks of addresses.
+/// The compiler's library for programs with address checks.
 fn sanitizer() -> Option<PathBuf> {
     let said = Command::new("cc").arg("-print-file-name=libasan.so").output().ok()?;
     let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim()).canonicalize().ok();
@@ -85,8 +85,8 @@ fn sanitizer() -> Option<PathBuf> {
     path
 }
 
-/// A sanitizer ends programs in which it is not the first library, whatever else is preloaded, unless it is told not to. Its
-/// allocator is not made ready for a fork beside threads, which the limiter has: so no child is among these.
+/// A sanitizer ends programs in which it is not the first library, unless it is told not to. Its allocator does not
+/// support a fork beside threads, which the limiter has, so these programs do not fork.
 #[test]
 fn an_address_sanitizer() {
     let Some(sanitizer) = sanitizer() else { return };
@@ -95,7 +95,7 @@ fn an_address_sanitizer() {
     let plain = stage.compile("loader.c", "loader", &[]);
     let [last, first] = orders(&stage, &sanitizer);
     let only = stage.limiter().display().to_string();
-    // The simulated driver leaks as a driver does.
+    // The simulated driver leaks as a real driver does.
     let any_order = "detect_leaks=0:verify_asan_link_order=0";
     for (program, preload, options) in [
         (&checked, &first, "detect_leaks=0"),
@@ -113,7 +113,7 @@ fn an_address_sanitizer() {
     }
 }
 
-/// `sluice run` leaves a sanitizer where it has to be.
+/// `sluice run` keeps a sanitizer in its place.
 #[test]
 fn an_address_sanitizer_under_sluice_run() {
     let Some(sanitizer) = sanitizer() else { return };

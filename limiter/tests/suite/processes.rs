@@ -1,5 +1,5 @@
-//! Limits hold in every process of a session, whoever started it and how. Programs that nothing can be preloaded into
-//! run as they would without.
+//! Limits apply in every process of a session, however it was started. Programs that ignore `LD_PRELOAD` run as they
+//! would without.
 
 use crate::common::{
     COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, built, eventually, first_device,
@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What `start` says by its status: the system does not allow this.
+/// The exit status of `start` if the system does not allow the way to start.
 const NOT_ALLOWED: i32 = 77;
 const NOBODY: u32 = 65534;
 
@@ -51,7 +51,7 @@ fn posix_spawn() {
     holds_when_started("posix_spawn");
 }
 
-/// Two forks and a session of the kernel's own, as Ray's and other daemons' workers have it.
+/// Two forks and a new kernel session, as workers of Ray and of other daemons have.
 #[test]
 fn a_process_that_left_its_parents() {
     holds_when_started("daemon");
@@ -62,14 +62,14 @@ fn a_sandbox_that_refuses_system_calls() {
     holds_when_started("sandbox");
 }
 
-/// The kernel's own rule, in which no mapping can become executable.
+/// The kernel's own rule that no mapping can become executable.
 #[test]
 fn mdwe() {
     holds_when_started("mdwe");
 }
 
-/// A process in a time namespace of its own, as `unshare --time` and CRIU make them, leaves the session's account and its
-/// memory to the others as it found them.
+/// A process in its own time namespace, as `unshare --time` and CRIU make, does not disturb the session's account and
+/// memory.
 #[test]
 fn clocks_that_differ_keep_nobody_waiting() {
     let allowed = Command::new("unshare").args(["--time", "--monotonic=1", "true"]).output();
@@ -104,7 +104,7 @@ fn a_root_that_cannot_be_written_to() {
     holds_when_started("read-only");
 }
 
-/// The starter has no write access, nor does `sluice run`, anywhere but where sessions are.
+/// The starter, and so `sluice run`, has write access only where sessions are.
 #[test]
 fn sluice_run_on_a_root_that_cannot_be_written_to() {
     let stage = Stage::new();
@@ -125,7 +125,7 @@ fn sluice_run_on_a_root_that_cannot_be_written_to() {
     holds(outcome);
 }
 
-/// The ranks of an mpirun or torchrun share what their session may have, to the last chunk.
+/// The ranks of an mpirun or torchrun share the session's memory, to the last chunk.
 #[test]
 fn ranks_of_a_launcher_share_one_limit() {
     const RANKS: u64 = 3;
@@ -166,14 +166,14 @@ fn workers_of_pythons_multiprocessing() {
 fn for_everybody(stage: &Stage, program: &Path) -> PathBuf {
     let copy = stage.folder().join("copy");
     let _ = fs::remove_file(&copy);
-    // By another process: a file that this one has open for writing could not be executed.
+    // Copied by another process: a file that this process has open for writing could not be executed.
     assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
     fs::set_permissions(stage.folder(), PermissionsExt::from_mode(0o755)).unwrap();
     fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
     copy
 }
 
-/// How a program comes to more rights than who starts it has.
+/// Ways in which a program gets more rights than its starter.
 #[derive(Clone, Copy, Debug)]
 enum Rights {
     User,
@@ -201,7 +201,7 @@ impl Rights {
         }
     }
 
-    /// Root has all capabilities already, so another user starts what has one.
+    /// Root has all capabilities already, so another user starts the program.
     fn user(self) -> &'static str {
         if matches!(self, Self::Capability) { "user" } else { "vfork" }
     }
@@ -225,14 +225,14 @@ fn programs_with_more_rights_than_their_starter_are_left_alone() {
         }
         assert_eq!(with.value("preloaded"), 0, "{rights:?}: {with:#?}");
         assert_eq!(with.value("threads"), 1, "{rights:?}: {with:#?}");
-        // The same program without them has the library, which the other user may not reach.
+        // Without extra rights the same program has the library, which the other user cannot reach.
         if !matches!(rights, Rights::Capability) {
             assert_eq!(plain.value("preloaded"), 1, "{plain:#?}");
         }
     }
 }
 
-/// `/etc/ld.so.preload` holds for such programs, too: the library itself leaves them alone.
+/// `/etc/ld.so.preload` applies to such programs too; the library itself leaves them alone.
 #[test]
 fn a_library_that_is_preloaded_into_a_program_with_more_rights_does_nothing() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! What the library must not do: replace functions of other libraries, or become visible in a process that
-//! never uses a GPU.
+//! What the library must not do: replace functions of other libraries, or become visible in a process that never uses a
+//! GPU.
 
 use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, built, first_device, outcome};
 use std::process::Command;
@@ -28,7 +28,7 @@ fn no_function_of_the_driver_or_the_loader_is_exported() {
     assert!(crate::common::text(&fake.unwrap().stdout).contains(" cuInit\n"));
 }
 
-/// Other programs of the workspace speak TLS by the same crate.
+/// Other programs of the workspace use TLS through the same crate.
 #[test]
 fn the_library_has_no_tls() {
     let symbols = |file: &str| {
@@ -101,13 +101,13 @@ fn no_thread_is_started_and_no_file_made() {
     assert_eq!(limited.value("threads"), 1, "{limited:#?}");
     assert_eq!(limited.value("descriptors"), plain.value("descriptors"), "{limited:#?}");
     assert_eq!(limited.value("mapped"), 0, "{limited:#?}");
-    // Made larger later, it would keep the first CUDA call waiting for every processor.
+    // Enlarging the descriptor table later would make the first CUDA call wait for every processor.
     assert!(limited.value("table") >= 1024, "{limited:#?}");
     assert_eq!(std::fs::read_dir(stage.session("session")).unwrap().count(), 0);
     assert!(!stage.node().exists(), "the driver was loaded");
 }
 
-/// What the start has touched of the library's file has gone from the process again, but for the last steps' pages.
+/// The pages of the library's file that the start has touched are unmapped again, except those of the last steps.
 #[test]
 fn little_of_the_library_stays_in_memory() {
     let stage = Stage::new();

@@ -1,5 +1,5 @@
-//! Many processes of one session: they race for its last bytes, are killed in the middle, and have its page
-//! damaged while they run.
+//! Many processes of one session race for its last bytes, are killed at random moments, and have its page damaged while
+//! they run.
 
 use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start,
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// No call takes so long, also where sixteen processes share a slow core. Who waits for a lock that a dead process has
+/// No call takes this long, even if sixteen processes share a slow core. A process that waits for a dead process's lock
 /// would wait for ever.
 const HELD_UP_US: u64 = 10_000_000;
 
@@ -37,7 +37,7 @@ fn node(stage: &Stage) -> Node {
     Node::open_at(&stage.node(), Config::from_lookup(|_| None).unwrap()).unwrap()
 }
 
-/// Sixteen processes want a chunk at once, ten thousand times, and five chunks fit. Five processes get one,
+/// Sixteen processes want a chunk at once, ten thousand times, and five chunks fit. Each time five processes get one,
 /// in any order, and the device never has a byte too much.
 #[test]
 fn the_last_bytes_are_given_once() {
@@ -102,14 +102,14 @@ fn five_hundred_kills() {
     );
     assert_eq!(outcome.value("bad"), 0, "{outcome:#?}");
     assert!(outcome.value("slowest_us") < HELD_UP_US, "{outcome:#?}");
-    // The kernel releases a killed process's locks before its device memory. For a moment that memory counts
-    // as free and is still in use.
+    // The kernel releases a killed process's locks before its device memory. For a moment that memory counts as free
+    // and is still in use.
     assert!(most <= limit + CONTEXT, "{most} of {limit}");
 }
 
 /// The damage's name, and the function that does it.
 type Damage = (&'static str, fn(&PathBuf));
-/// What a process with write access to the session's directory can do to its page.
+/// Damage that a process with write access to the session's directory can do to its page.
 const DAMAGES: [Damage; 4] = [
     ("cut to nothing", |path| {
         OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
@@ -144,7 +144,7 @@ fn a_page_that_is_damaged_while_in_use_is_said_and_refused() {
         let outcome = damaged(damage, "5000", "closed");
         println!("{name}: {} {:?}", outcome.stdout, outcome.took);
         assert_eq!(outcome.value("bad"), 0, "{name}: {outcome:#?}");
-        // CUDA_ERROR_NOT_PERMITTED
+        // `CUDA_ERROR_NOT_PERMITTED`
         assert_eq!(
             (outcome.value("failed"), outcome.value("code")),
             (4, 800),

@@ -1,8 +1,8 @@
-//! How busy the machine was while something was measured.
+//! Measures how busy the machine was during a test.
 //!
-//! A program gets less than its share where threads that are to run have to wait for a processor, and never more. So an
-//! upper bound of a share holds always. A lower one is lowered, and a time may be longer, by what a thread that does
-//! nothing but sleep was kept waiting meanwhile: on a quiet machine by nothing.
+//! A program gets less than its share if threads that are ready have to wait for a processor, and never more. So an
+//! upper bound of a share always applies. A lower bound is reduced, and a bound of a time is extended, by the delay of
+//! a witness: a thread that does nothing but sleep. On a quiet machine the delay is zero.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,19 +10,19 @@ use std::sync::{Mutex, Once};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// What the witness sleeps at a time.
+/// How long the witness sleeps at a time.
 const NAP: Duration = Duration::from_millis(1);
-/// Any sleep may end that late.
+/// Any sleep may end this late.
 const USUAL: Duration = Duration::from_micros(200);
-/// Where a program waits for each kernel, several threads wait in turn: its own, the limiter's, the daemon's, the
+/// In a program that waits for each kernel, several threads wait in turn: its own, the limiter's, the daemon's, the
 /// simulated device's.
 const IN_TURN: f64 = 3.0;
-/// This part of its share everybody gets, however busy the machine is.
+/// Everybody gets this part of their share, however busy the machine is.
 const NEVER_LESS: f64 = 0.1;
 
-/// When the witness was kept waiting, and for how long.
+/// When the witness was delayed, and for how long.
 static LATE: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
-/// Processor time that it took.
+/// Processor time that the witness used.
 static TOOK_NS: AtomicU64 = AtomicU64::new(0);
 
 fn witness() {
@@ -38,7 +38,7 @@ fn witness() {
     }
 }
 
-/// A time that is measured.
+/// A period that is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     begun: Instant,
@@ -46,14 +46,14 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// From now on.
+    /// Begins a period.
     pub(crate) fn begin() -> Self {
         static WITNESS: Once = Once::new();
         WITNESS.call_once(|| drop(spawn(witness)));
         Self { begun: Instant::now(), took_ns: TOOK_NS.load(Relaxed) }
     }
 
-    /// Until now.
+    /// Ends it.
     pub(crate) fn end(self) -> Busy {
         let passed = self.begun.elapsed();
         let part = |time: Duration| time.as_secs_f64() / passed.as_secs_f64();
@@ -69,42 +69,43 @@ impl Measured {
     }
 }
 
-/// What became of the witness meanwhile.
+/// The delays of the witness in a period.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy {
-    /// The part of the time in which it was to run and had to wait, and the longest time for which it had to.
+    /// The part of the time in which the witness was ready and had to wait, and the longest such wait.
     late: f64,
     longest: Duration,
-    /// How often it had to.
+    /// The number of such waits.
     pub(crate) times: u64,
-    /// The part in which it ran: what a thread costs that does nothing but sleep for a millisecond at a time.
+    /// The part of the time in which the witness ran: the cost of a thread that only sleeps for a millisecond at a
+    /// time.
     pub(crate) napping: f64,
 }
 
 impl Busy {
-    /// The least of `wanted` that counts as delivered to a program that launches ahead, where a quiet machine delivers
-    /// all but `tolerance` of it.
+    /// The least part of `wanted` that is accepted from a program that launches ahead, if a quiet machine delivers all
+    /// but `tolerance` of it.
     pub(crate) fn least(self, wanted: f64, tolerance: f64) -> f64 {
         (wanted * (1.0 - self.late) - tolerance).max(wanted * NEVER_LESS)
     }
 
-    /// The same for one that waits for each kernel.
+    /// The same for a program that waits for each kernel.
     pub(crate) fn least_in_turn(self, wanted: f64, tolerance: f64) -> f64 {
         (wanted / self.more() - tolerance).max(wanted * NEVER_LESS)
     }
 
-    /// Whether everything stood still for so long that a daemon may have seemed to be gone, or a lease was held for much
-    /// longer than it was granted.
+    /// Whether everything stopped for so long that a daemon may have seemed gone, or a lease was held for much longer
+    /// than granted.
     pub(crate) fn stood_still(self) -> bool {
         self.longest >= Duration::from_millis(100)
     }
 
-    /// How many times as much a quiet machine may have done.
+    /// The factor by which a quiet machine may have done more.
     pub(crate) fn more(self) -> f64 {
         1.0 / (1.0 - IN_TURN * self.late).max(NEVER_LESS)
     }
 
-    /// The longest that something may take which takes at most so long on a quiet machine.
+    /// The longest acceptable time of something that takes at most `quiet` on a quiet machine.
     pub(crate) fn most(self, quiet: Duration) -> Duration {
         quiet.mul_f64(self.more()) + self.longest.mul_f64(IN_TURN)
     }

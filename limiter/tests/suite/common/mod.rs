@@ -1,5 +1,5 @@
-//! Helpers of the limiter's end-to-end tests: a stage with its own simulated GPU and session, and children
-//! that cannot hang.
+//! Helpers of the limiter's end-to-end tests: a stage with its own simulated GPU and session, and child processes that
+//! cannot hang.
 
 mod machine;
 mod skipped;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
-/// What a context takes on the simulated GPU.
+/// Size of a context on the simulated GPU.
 pub(crate) const CONTEXT: u64 = 512 * MIB;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(crate) const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
@@ -85,13 +85,13 @@ impl Stage {
         stage
     }
 
-    /// The same, with an older driver.
+    /// A stage with an older driver.
     pub(crate) fn of_driver(older: &'static Older) -> Self {
         let stage = Self { branch: Some(older.branch), ..Self::new() };
         for entry in std::fs::read_dir(stage.driver()).unwrap() {
             let path = entry.unwrap().path();
             let taken = older.taken_out_of(&std::fs::read(&path).unwrap());
-            // The links lead to what is built.
+            // The links lead to the build's files.
             std::fs::remove_file(&path).unwrap();
             std::fs::write(&path, taken).unwrap();
         }
@@ -108,7 +108,7 @@ impl Stage {
         self.folder().join("driver")
     }
 
-    /// The limiter, under a path that the loader can parse: the folder of the build may contain a space.
+    /// The limiter, under a path that the loader can parse: the build folder's path may contain a space.
     pub(crate) fn limiter(&self) -> PathBuf {
         self.folder().join(LIMITER)
     }
@@ -118,7 +118,7 @@ impl Stage {
         self.folder().join("node")
     }
 
-    /// The directory of a session; it is made if it does not exist.
+    /// The directory of a session; created if it does not exist.
     pub(crate) fn session(&self, name: &str) -> PathBuf {
         let path = self.folder().join(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -130,11 +130,11 @@ impl Stage {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            // Variables that other tools of the machine need (a home, a locale) stay.
+            // Variables that other tools need (a home, a locale) stay.
             if ["SLUICE", "CUDA", "TENSOR", "VCUDA", "VGPU", "LD_", "TF_", "HYPERVISOR", "GPU_"]
                 .iter()
                 .any(|prefix| text.starts_with(prefix))
-                // Whoever runs the tests says where gates are in all of them.
+                // The person who runs the tests chooses where gates are in all of them.
                 && text != GATES
             {
                 command.env_remove(&name);
@@ -165,8 +165,8 @@ impl Stage {
         command
     }
 
-    /// Compiles a program of `tests/programs` under the name `output` for this stage. It is compiled once for
-    /// all tests, unless it needs files of this stage.
+    /// Compiles a program of `tests/programs` as `output` for this stage. It is compiled once for all tests, unless it
+    /// needs files of this stage.
     pub(crate) fn compile(&self, source: &str, output: &str, arguments: &[&str]) -> PathBuf {
         let path = self.folder().join(output);
         let _ = std::fs::remove_file(&path);
@@ -179,8 +179,9 @@ impl Stage {
         path
     }
 
-    /// The same, told something that this machine's compiler alone can do: to link statically, or with a sanitizer. It runs on
-    /// this machine's C library, whatever the others run on. `None` where the compiler has nothing to link.
+    /// Like [`Self::compile`], with an option that only this machine's compiler supports: static linking, or a
+    /// sanitizer. The program runs on this machine's C library, whatever the others run on. `None` if the compiler
+    /// lacks the libraries.
     pub(crate) fn compile_here(&self, source: &str, output: &str, told: &str) -> Option<PathBuf> {
         let path = self.folder().join(output);
         let mut command = compilation("cc".into(), source, &[told], &path);
@@ -214,7 +215,7 @@ fn compile(source: &str, arguments: &[&str], to: &Path) {
     assert!(said.status.success(), "{}", text(&said.stderr));
 }
 
-/// A program of `tests/programs` in the folder of the build; compiled if it does not exist.
+/// A program of `tests/programs` in the build folder; compiled if it does not exist.
 fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     let mut of = std::hash::DefaultHasher::new();
     for file in [source, "any.h", "driver.h"] {
@@ -226,7 +227,7 @@ fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     if program.exists() {
         return program;
     }
-    // Compiled under another name first: two tests may need it at once.
+    // Compiled under a temporary name: two tests may need it at once.
     let unfinished = tempfile::Builder::new().prefix("cc-").tempdir_in(folder).unwrap();
     let made = unfinished.path().join("program");
     compile(source, arguments, &made);
@@ -234,7 +235,7 @@ fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     program
 }
 
-/// How a child ended, and what it printed.
+/// How a child ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
@@ -259,8 +260,8 @@ impl Outcome {
         self
     }
 
-    /// Asserts that the exit status is 0 and that nothing was said. What is said of a daemon may be the machine's fault:
-    /// the next try decides.
+    /// Asserts that the exit status is 0 and that nothing was reported. Reports about a daemon may be the machine's
+    /// fault: the next try decides.
     #[track_caller]
     pub(crate) fn silent(self) -> Self {
         let nothing: [&str; 0] = [];
@@ -270,8 +271,8 @@ impl Outcome {
         self
     }
 
-    /// Lines on standard error, without those that a machine that stood still is the reason of: that the daemon is gone,
-    /// and that it is back.
+    /// Lines on standard error, without those caused by a stalled machine: that the daemon is gone, and that it is
+    /// back.
     pub(crate) fn said(&self) -> Vec<&str> {
         let excused = |line: &&str| self.busy.stood_still() && is_of_daemon(line);
         self.stderr.lines().filter(|line| !excused(line)).collect()
@@ -308,8 +309,8 @@ impl Outcome {
         self.json()["rate"].as_f64().unwrap_or_else(|| panic!("no rate: {self:#?}"))
     }
 
-    /// The part of the device's time that kernels of this length took, in percent. The simulated device needs exactly
-    /// as long for a kernel as it states.
+    /// The part of the device's time that kernels of this length took, in percent. A kernel takes the simulated device
+    /// exactly its stated time.
     #[track_caller]
     pub(crate) fn percent(&self, kernel_us: f64) -> f64 {
         self.rate() * kernel_us / 1e4
@@ -321,14 +322,14 @@ impl Outcome {
     }
 }
 
-/// What fits is granted, what does not is refused, and nothing is printed.
+/// Asserts that allocations within the limit are granted and others refused, without any output.
 #[track_caller]
 pub(crate) fn holds(outcome: Outcome) {
     let outcome = outcome.silent();
     assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
 }
 
-/// Whether the limiter says that a daemon is gone or is back.
+/// Whether the limiter reports that a daemon is gone or back.
 fn is_of_daemon(line: &str) -> bool {
     line.starts_with("sluice: daemon at ")
         && (line.contains("own account") || line.contains("it is back"))
@@ -353,7 +354,7 @@ impl Drop for Running {
     }
 }
 
-/// What comes through a pipe.
+/// Collects the output of a pipe.
 struct Reader {
     thread: JoinHandle<()>,
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -408,7 +409,7 @@ impl Running {
         Pid::from_child(&self.child)
     }
 
-    /// What stands on its standard output by now.
+    /// Its standard output so far.
     pub(crate) fn printed(&self) -> String {
         self.said.as_ref().map_or_else(String::new, |[stdout, _]| stdout.so_far())
     }
@@ -434,7 +435,7 @@ impl Running {
             sleep(Duration::from_millis(5));
         };
         let (took, busy) = (self.started.elapsed(), self.measured.end());
-        // Processes that it left behind hold the pipes.
+        // Processes that it left behind keep the pipes open.
         self.kill();
         let [stdout, stderr] = self.said.take().unwrap().map(Reader::into_text);
         let outcome = Outcome { status, stdout, stderr, took, busy };
@@ -443,8 +444,8 @@ impl Running {
     }
 }
 
-/// A test of time that fails is tried again. A program that fails or hangs is a fault whatever the next try does:
-/// `scripts/test.sh` reads this file.
+/// Records a fault in a file that `scripts/test.sh` reads: it retries tests of time that fail, but a program that fails
+/// or hangs is a fault whatever the next try does.
 fn note_fault(what: &str) {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults");
     let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
@@ -467,14 +468,13 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duratio
     start.elapsed()
 }
 
-/// Whether these tests run with gates in streams, unless whoever runs the tests says otherwise for all of them
-/// (`SLUICE_GATES=thread`).
+/// Whether these tests run with gates in streams, unless `SLUICE_GATES=thread` selects the other kind for all of them.
 pub(crate) fn gates_are_in_streams() -> bool {
     !std::env::var(GATES).is_ok_and(|gates| gates == "thread")
 }
 
-/// Nobody gets more than `share`, and less only where the machine is busy. Both are percent of the device's time, and
-/// `tolerance` is in percentage points.
+/// Asserts that a program gets no more than `share`, and less only if the machine is busy. Both are percent of the
+/// device's time, and `tolerance` is in percentage points.
 #[track_caller]
 pub(crate) fn is_near(delivered: f64, share: f64, tolerance: f64, busy: Busy, what: &str) {
     let (least, most) = (busy.least(share, tolerance), share + tolerance);

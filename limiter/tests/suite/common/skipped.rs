@@ -4,8 +4,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
-/// Says that the present test cannot run here. A runner of tests knows no such thing: to it the test passes.
-/// `scripts/test.sh` reads this file, and counts it as skipped.
+/// Reports that the current test cannot run here. Test runners have no such result, so to them the test passes.
+/// `scripts/test.sh` reads this file, and counts the test as skipped.
 pub(crate) fn skipped(why: &str) {
     let current = std::thread::current();
     let line = format!("{}: {}", current.name().unwrap_or("?"), why.trim().replace('\n', " "));
