@@ -11,7 +11,7 @@ fn limited(stage: &Stage, program: impl AsRef<OsStr>, percent: u32) -> Command {
     command
 }
 
-/// Kernels completed under a limit, as a percentage of those that the device can do: within two points.
+/// Kernels completed under a limit, as a percentage of the device's capacity, within two points.
 #[track_caller]
 fn keeps_its_rate(kernel_us: u32, percent: u32) {
     let stage = Stage::new();

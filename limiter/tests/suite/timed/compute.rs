@@ -12,7 +12,7 @@ use std::time::Duration;
 const TOLERANCE: f64 = 5.0;
 
 const KERNEL_US: f64 = 2000.0;
-/// What does not hang has ended by then. Some of it takes a second.
+/// Programs that do not hang have ended by then. Some need a second.
 const SOON: Duration = Duration::from_millis(SOON_MS);
 const SOON_MS: u64 = 10_000;
 
@@ -54,7 +54,7 @@ fn processes_of_a_session_share_its_part() {
     let script = format!("{tenant} & {tenant}; wait");
     let both = outcome(stage.run(&["--compute", "50"]).args(["sh", "-c", &script])).silent();
     let results = both.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    // When each began, and for how long it was busy with how many kernels.
+    // When each began, how long it was busy, and with how many kernels.
     let each: Vec<_> = results
         .map(|it| ["windows_at", "seconds", "kernels"].map(|name| it[name].as_f64().unwrap()))
         .collect();
@@ -132,9 +132,9 @@ fn one_of_two_devices_limited() {
     is_near(parts[1], 100, &outcome, "not limited");
 }
 
-/// Waiting threads sleep: all of the process, with its launches and the simulated device, takes what a few threads take
-/// that sleep for a millisecond at a time. With gates in streams the simulated driver is what waits: it looks at words
-/// and events all the time, which says nothing of the limiter.
+/// Waiting threads sleep: the whole process, with its launches and the simulated device, uses as much CPU as a few
+/// threads that sleep for a millisecond at a time. Not with gates in streams, where the simulated driver waits: it
+/// polls words and events all the time, which says nothing about the limiter.
 #[test]
 fn waiting_at_a_tenth_costs_little_cpu_time() {
     for us in ["130", "2500"] {
@@ -180,8 +180,8 @@ fn long_kernels_one_at_a_time() {
     share_of("one-at-a-time", 25);
 }
 
-/// The gate closes while a launch is on its way to the driver: each takes longer than the shortest lease. Its
-/// work is charged all the same, and the time of the launch itself may be.
+/// The gate closes while a launch is on its way to the driver: each launch takes longer than the shortest lease. Its
+/// work is charged all the same, and the time of the launch itself may be charged.
 #[test]
 fn launches_that_the_closing_gate_meets() {
     let stage = Stage::new();
@@ -195,7 +195,7 @@ fn launches_that_the_closing_gate_meets() {
     let (busy, [native, limited]) =
         (limited.busy, [native, limited].map(|one| one.value("permille")));
     println!("{limited} of {native} thousandths, {busy:?}");
-    // Natively 20 of 32 ms, and less where the threads that poll are not let run.
+    // Natively 20 of 32 ms, and less if the polling threads do not get a processor.
     let least = busy.least_in_turn(native as f64 * 0.32, 0.0);
     let fits = (least..=540.0).contains(&(limited as f64));
     assert!(fits, "{limited} of {native} thousandths, {busy:?}");
@@ -288,7 +288,7 @@ fn short_kernels_whose_launches_wait_for_them() {
     assert!(limited <= 65, "{limited} of {native} thousandths");
 }
 
-/// These calls wait for work that the limiter holds back; possibly no thread is left to release it.
+/// These calls wait for work that the limiter holds; possibly no thread is left to release it.
 #[test]
 fn launches_that_wait_for_their_work_do_not_hang() {
     for variable in ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"] {
@@ -308,7 +308,7 @@ fn launches_that_wait_for_their_work_do_not_hang() {
     }
 }
 
-/// A closed gate between the two opens after a second, and then sooner: else there are six rounds in six seconds.
+/// A closed gate between the two opens after a second, and then sooner; otherwise there are six rounds in six seconds.
 #[test]
 fn work_that_waits_for_what_is_launched_next() {
     let outcome = program("dependent", "6", 80);
@@ -317,8 +317,8 @@ fn work_that_waits_for_what_is_launched_next() {
     assert!(longest < SOON_MS && rounds > 10, "{outcome:#?}");
 }
 
-/// A program that launches far ahead, and whose kernels take longer than others of the same function did: what it has
-/// begun at the end of each lease is paid for.
+/// A program that launches far ahead, and whose kernels take longer than others of the same function did: the work that
+/// has begun at the end of each lease is charged.
 #[test]
 fn a_small_share_holds_from_the_first_launch() {
     let stage = Stage::new();
@@ -328,7 +328,7 @@ fn a_small_share_holds_from_the_first_launch() {
     let limited = outcome(&mut command).silent();
     let windows = limited.json()["windows"].clone();
     let done_ms: f64 = windows.as_array().unwrap().iter().map(|one| one.as_f64().unwrap()).sum();
-    // What 4.1 s earn, one millisecond, and what a governor that comes late lets through at last.
+    // The earnings of 4.1 s, one millisecond, and what a late governor lets through at last.
     let most_ms = 0.02 * 4_100.0 + 1.0 + 12.0;
     assert!(done_ms <= most_ms, "{windows} ms: {done_ms:.1} of {most_ms:.1}");
     assert!(done_ms >= limited.busy.least(20.0, 0.0), "{windows}, {:?}", limited.busy);

@@ -1,5 +1,5 @@
-//! Copies and fills take a share of the device's time, and their results are the same as without a limit.
-//! These measure, so run one test at a time.
+//! Copies and fills take a share of the device's time, and their results are the same as without a limit. These
+//! measure, so run one test at a time.
 
 use crate::common::{Busy, COMPUTE_LIMIT, Outcome, Stage, built, first_device, is_near, outcome};
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn gets_its_share(percent: u32, api: &str, device: f64, options: &[&str]) {
     is_near(delivered, f64::from(percent), TOLERANCE, busy, &format!("{api} {options:?}"));
 }
 
-/// A thread that waits for each copy, and makes the next one then, loses time on a busy machine whenever it is woken.
+/// A thread that makes the next copy when the previous one is done loses time on a busy machine at each wake-up.
 #[track_caller]
 fn gets_no_more(percent: u32, api: &str, device: f64, options: &[&str]) {
     let (delivered, busy) = delivered(percent, api, device, options);
@@ -27,7 +27,7 @@ fn gets_no_more(percent: u32, api: &str, device: f64, options: &[&str]) {
     assert!((least..=most).contains(&delivered), "{api}: {delivered:.2}, {busy:?}");
 }
 
-/// Percent of what the device can do.
+/// Percent of the device's capacity.
 fn delivered(percent: u32, api: &str, device: f64, options: &[&str]) -> (f64, Busy) {
     let stage = Stage::new();
     let mut command = stage.limited(built("tenant"));
@@ -100,7 +100,7 @@ fn copies_within_the_host_are_neither_gated_nor_charged() {
         ("half", "pinned", "pageable"),
     ] {
         let rate = rate_between(how, from, to);
-        // Gated it would be 0.1. The processor copies, and the two have it one after the other.
+        // With a gate it would be 0.1. The processor copies, for one of the two after the other.
         assert!(rate > 0.3, "{how} from {from} to {to}: {rate:.2} of what is done without a limit");
     }
 }
@@ -119,7 +119,7 @@ fn copies_that_reach_a_device_or_may_are_charged_whatever_function_makes_them() 
     }
 }
 
-/// The patched functions that copy or fill, from the documentation, which is written from the table.
+/// The patched functions that copy or fill, from the documentation, which is generated from the table.
 fn patched() -> BTreeSet<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hooks.md");
     let families = [
@@ -151,7 +151,7 @@ fn every_function_does_what_it_does_without_a_limit() {
         .collect();
     assert_eq!(called, patched(), "every patched function is called, and no other");
 
-    // What was called worked: the first call of each copy and fill.
+    // The first call of each copy and fill has succeeded.
     let mut seen = BTreeSet::new();
     for line in native.stdout.lines() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -169,7 +169,8 @@ fn copies_in_a_capture_are_left_to_the_graph() {
     for outcome in [&native, &limited] {
         assert_eq!((outcome.value("wrong"), outcome.value("failed")), (0, 0), "{outcome:#?}");
     }
-    // Around each of them the program waits three times for what its other thread has queued, up to 100 ms of the device's time.
+    // Around each of them the program waits three times for the queued work of its other thread, up to 100 ms of the
+    // device's time.
     assert!(limited.value("captures") > 0, "{limited:#?}");
 }
 

@@ -37,7 +37,7 @@ pub(super) fn daemon(stage: &Stage) -> Daemon {
 pub(super) struct Daemon(Option<Running>);
 
 impl Daemon {
-    /// Returns when all of its threads have stopped: the signal alone only requests that.
+    /// Stops the daemon; returns when all of its threads have stopped, which the signal alone only requests.
     pub(super) fn freeze(&self) {
         if let Some(running) = &self.0 {
             kill_process(running.pid(), Signal::STOP).unwrap();
@@ -68,7 +68,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What the daemon says at a path of its API.
+/// The daemon's answer at a path of its API.
 fn answer(socket: &Path, path: &str) -> Option<Value> {
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
     client.get(path, Duration::from_secs(2)).ok()
@@ -144,7 +144,7 @@ fn two_sessions_share_the_device_without_slicing_it() {
     daemon.kill();
 }
 
-/// One line says where the daemon is lost, and one that it is back.
+/// One line when the daemon is lost, and one when it is back.
 #[track_caller]
 fn is_told_that_it_went_and_came_back(outcome: &Outcome) {
     let complaints = outcome.complaints();
@@ -156,8 +156,8 @@ fn is_told_that_it_went_and_came_back(outcome: &Outcome) {
     assert!(lost.contains("own account") && back.contains("it is back"), "{outcome:#?}");
 }
 
-/// The daemon dies in the middle of a run and comes back. The program is neither stuck nor unlimited
-/// meanwhile, prints a line each time, and then uses the daemon's leases again.
+/// The daemon dies in the middle of a run and returns. The program is neither stuck nor unlimited meanwhile, prints a
+/// line each time, and then uses the daemon's leases again.
 #[test]
 fn a_daemon_that_dies_and_returns() {
     let stage = Stage::new();
@@ -166,7 +166,7 @@ fn a_daemon_that_dies_and_returns() {
         eventually(what, || ["one", "two"].iter().all(has));
     };
     let first = daemon(&stage);
-    // They run until they are killed: on a busy machine nobody knows when the daemon is back.
+    // They run until they are killed: on a busy machine the time of the daemon's return is unknown.
     let sessions =
         ["one", "two"].map(|name| dense(limited(&stage, name, 30, &socket(&stage)), "600"));
     let reported = || sessions.each_ref().map(|session| session.printed().lines().count() - 1);
@@ -183,13 +183,13 @@ fn a_daemon_that_dies_and_returns() {
     let back = reported();
     pause(1500);
     let end = reported();
-    // The last line that is complete is not used.
+    // The last complete line is not used.
     pause(500);
     for (i, session) in sessions.into_iter().enumerate() {
         session.kill();
         let outcome = session.end();
         is_told_that_it_went_and_came_back(&outcome);
-        // Nothing keeps the two programs apart without the daemon, so each is charged for time in which the device was
+        // Without the daemon nothing keeps the two programs apart, so each is charged for time in which the device was
         // sliced between them.
         let meanwhile = between(&outcome, lost[i], before_return[i]);
         println!("without the daemon: {meanwhile:.2} of 30");
@@ -265,8 +265,8 @@ fn a_killed_session_leaves_its_time_to_the_others() {
     daemon.kill();
 }
 
-/// The daemon does not answer for seconds, longer than any poll. The tenants go on by themselves. They use
-/// the daemon again within a second of its return, and owe nothing for the time in which it did not answer.
+/// The daemon does not answer for seconds, longer than any poll. The tenants continue by themselves. They use the
+/// daemon again within a second of its return, and owe nothing for the time in which it did not answer.
 #[test]
 fn a_daemon_that_is_stopped_and_continued() {
     const NAMES: [&str; 2] = ["one", "two"];
@@ -310,7 +310,7 @@ fn a_daemon_that_is_stopped_and_continued() {
         // The first quarter of a second includes the start. A busy machine may stop everything for one.
         let stuck = |pair: &[u64]| pair == [0, 0];
         assert!(!steps[1..].windows(2).any(stuck), "stuck: {outcome:#?}");
-        // Nothing keeps the two apart then. Each pays for time in which the device was sliced between them.
+        // Then nothing keeps the two apart. Each pays for time in which the device was sliced between them.
         let meanwhile = between(outcome, 9, 18);
         println!("while the daemon stands still: {meanwhile:.2} of {SHARE}");
         let least = outcome.busy.least(f64::from(SHARE), 30.0);
@@ -324,8 +324,8 @@ fn a_daemon_that_is_stopped_and_continued() {
     assert!(resumed.iter().all(soon), "{resumed:?}");
 }
 
-/// While the daemon does not answer, the limiter tries to reach it again and again. That delays no program.
-/// No lease continues meanwhile: a small share would have to pay it back for hundreds of milliseconds.
+/// While the daemon does not answer, the limiter tries to reach it again and again. That delays no program. No lease
+/// continues meanwhile: a small share would have to pay it back for hundreds of milliseconds.
 #[test]
 fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     let stage = Stage::new();
@@ -347,8 +347,8 @@ fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     daemon.kill();
 }
 
-/// A session whose user stops its process again and again while it holds the device: others wait for what it has begun,
-/// and not for the process.
+/// A session whose user stops its process again and again while it holds the device: others wait for the work that has
+/// begun, not for the process.
 #[test]
 fn who_is_stopped_while_it_holds_the_device_keeps_others_little() {
     for (stopped_ms, runs_ms) in [(250, 250), (70, 20)] {

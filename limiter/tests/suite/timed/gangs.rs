@@ -1,4 +1,4 @@
-//! Sessions that use several devices together: collective kernels spin on one device until those of the other have
+//! Sessions that use several devices together: collective kernels spin on one device until those on the other have
 //! begun. All of these measure, so run one test at a time. How jobs of several sessions share devices is tested in
 //! virtual time (`fake-world`, `devices`).
 
@@ -14,14 +14,14 @@ use std::time::Duration;
 
 const DEVICES: u32 = 2;
 
-/// Two devices, and a daemon if there is to be one.
+/// Two devices, and optionally a daemon.
 struct Node {
     stage: Stage,
     daemon: Option<Running>,
     runs: u32,
-    /// Where work waits, unless that is as for everybody.
+    /// Where work waits, if not as in the other tests.
     gates: Option<&'static str>,
-    /// What the next session is called.
+    /// The name of the next session.
     name: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Node {
         self.stage.folder().join("daemon.sock")
     }
 
-    /// A script of the shell in a session of its own; `None`: without a limit of time.
+    /// A shell script in a session of its own; `None`: without a compute limit.
     fn session(&self, compute: Option<u32>, script: &str) -> Running {
         let mut command: Command = self.stage.native(built("sluice"));
         command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string());
@@ -70,7 +70,7 @@ impl Node {
         start(command.args(["--", "sh", "-c", script]))
     }
 
-    /// Collective steps of 1.8 ms, by one process a device.
+    /// Collective steps of 1.8 ms, by one process per device.
     fn ranks(&mut self, compute: Option<u32>, steps: u32, more: &str) -> Running {
         self.ranks_of(WORK, compute, steps, more)
     }
@@ -95,7 +95,7 @@ impl Node {
         self.session(compute, &script)
     }
 
-    /// Changes the limits of a session that is called so.
+    /// Changes the limits of the session with this name.
     fn limit(&self, name: &str, limits: &[&str]) {
         let mut command: Command = self.stage.native(built("sluice"));
         command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string());
@@ -107,7 +107,7 @@ impl Node {
         self.stage.folder().join(format!("last{}", self.runs))
     }
 
-    /// The same, by one process with all devices.
+    /// The same steps by one process with all devices.
     fn process(&mut self, compute: Option<u32>, steps: u32) -> Running {
         self.runs += 1;
         let tenant = built("tenant");
@@ -118,11 +118,11 @@ impl Node {
 
 const WORK: &str = "collective --kernel-us 200 --kernels 8 --collective-us 200";
 const WORK_US: f64 = 1800.0;
-/// The same, and 1 ms of nothing after each step.
+/// The same steps, with 1 ms of rest after each.
 const WITH_RESTS: &str =
     "collective --kernel-us 200 --kernels 8 --collective-us 200 --wait-every 1 --rest-us 1000";
 const WITH_RESTS_US: f64 = 2800.0;
-/// Many short kernels, and collectives that are waited for.
+/// Many short kernels, and awaited collectives.
 const SHORT: &str = "collective --kernel-us 40 --kernels 4 --collective-us 40";
 const SHORT_US: f64 = 200.0;
 
@@ -131,17 +131,17 @@ const BESIDE: &str =
     "collective --kernel-us 500 --kernels 60 --collective-us 500 --buckets 12 --wait-every 3";
 const BESIDE_US: f64 = 30_500.0;
 
-/// Two jobs whose processes all launch short work have more to do than two cores can: one of them had 0.17 and 0.34 of its
-/// speed in runs in which the other had 0.49. So only that nobody starves is checked here: where the gates of the devices
-/// are not opened together it is below 0.02.
+/// Two jobs whose processes all launch short work need more than two cores: in some runs one of them had 0.17 and 0.34
+/// of its speed while the other had 0.49. So this only checks that neither starves: if the gates of the devices are not
+/// opened together, a job has less than 0.02.
 const LEAST: f64 = 0.1;
 
 /// Steps a second without a limit.
 #[derive(Clone, Copy)]
 struct Whole {
-    /// What this machine did.
+    /// The rate on this machine.
     here: f64,
-    /// What the devices can do: no machine does more.
+    /// The devices' capacity, which no machine exceeds.
     most: f64,
 }
 
@@ -161,8 +161,8 @@ fn native() -> Whole {
     native_of(WORK, 1000, WORK_US)
 }
 
-/// Nobody has more than `most` of what the devices can do. Nor less than `least` of what this machine did without a
-/// limit, unless it is busier now.
+/// Asserts that a job gets no more than `most` of the devices' capacity, and no less than `least` of its rate on this
+/// machine without a limit, unless the machine is busier now.
 #[track_caller]
 fn within(what: &str, outcome: Outcome, whole: Whole, least: f64, most: f64) -> f64 {
     let outcome = outcome.succeeded();
@@ -174,7 +174,7 @@ fn within(what: &str, outcome: Outcome, whole: Whole, least: f64, most: f64) -> 
     part
 }
 
-/// Fails where each device opens and closes by itself: below 0.02 there.
+/// Fails if each device opens and closes by itself: below 0.02 there.
 #[test]
 fn ranks_have_their_share_of_the_devices_together() {
     let native = native();
@@ -187,9 +187,9 @@ fn ranks_have_their_share_of_the_devices_together() {
     }
 }
 
-/// Who holds the devices pays, whatever is done with them: estimates would let it have 0.78. On a busy machine some of the
-/// idle time is not charged under a daemon: 0.68 were seen on one core. No more than the estimates allow. That it gets
-/// its share is what other tests are for.
+/// A session that holds the devices pays, whatever it does with them; by estimates it could have 0.78. On a busy
+/// machine some of the idle time is not charged under a daemon: 0.68 was seen on one core. The test requires no more
+/// than the estimates allow; other tests check that it gets its share.
 #[test]
 fn idle_time_is_paid_while_nobody_else_is_there() {
     let native = native_of(WITH_RESTS, 800, WITH_RESTS_US);
@@ -200,7 +200,7 @@ fn idle_time_is_paid_while_nobody_else_is_there() {
     }
 }
 
-/// They take turns, and each has 0.38 to 0.45 where the machine keeps up.
+/// They take turns, and each has 0.38 to 0.45 if the machine keeps up.
 #[test]
 fn two_jobs_that_leave_the_devices_idle() {
     let native = native_of(WITH_RESTS, 800, WITH_RESTS_US);
@@ -211,8 +211,8 @@ fn two_jobs_that_leave_the_devices_idle() {
     within("the second", second, native, LEAST, 0.85);
 }
 
-/// As tensor-parallel programs have them. Each launch takes processor time on the simulated device, so a slow
-/// machine has less left for two jobs.
+/// Like tensor-parallel programs. Each launch takes processor time on the simulated device, so a slow machine has less
+/// left for two jobs.
 #[test]
 fn many_short_collectives() {
     let native = native_of(SHORT, 6000, SHORT_US);
@@ -235,9 +235,9 @@ fn so_has_one_process_with_two_devices() {
     }
 }
 
-/// As data-parallel training does it: collectives in a stream of their own, which waits for the kernels before, and the
-/// next step waits for them. Where a held stream waits for another one's event the other job has half of the devices
-/// only: 0.21 to 0.25 of its speed.
+/// Like data-parallel training: collectives in a stream of their own, which waits for the previous kernels, and the
+/// next step waits for them. If a held stream waits for another stream's event, the other job has only half of the
+/// devices: 0.21 to 0.25 of its speed.
 #[test]
 fn collectives_beside_kernels() {
     let native = native_of(BESIDE, 100, BESIDE_US);
@@ -251,8 +251,8 @@ fn collectives_beside_kernels() {
     }
 }
 
-/// A device that caught up with others when its limit was taken away was limited by nothing once the limit was back, and
-/// collectives that were not counted meanwhile left some that spun in the other job's turns: 0.24 each.
+/// If the limit was removed while a device caught up with others, the device remained unlimited after the limit was
+/// back, and collectives that were not counted meanwhile left some spinning in the other job's turns: 0.24 each.
 #[test]
 fn limits_that_come_back_hold_on_all_devices() {
     const NAMES: [&str; 2] = ["first", "second"];
@@ -278,8 +278,8 @@ fn limits_that_come_back_hold_on_all_devices() {
     }
 }
 
-/// As in a pipeline of more than two stages, or with groups of some of the ranks: one device launches more
-/// collectives than another.
+/// Like a pipeline of more than two stages, or groups of some of the ranks: one device launches more collectives than
+/// another.
 #[test]
 fn numbers_of_collectives_may_differ() {
     let native = {

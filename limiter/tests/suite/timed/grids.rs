@@ -6,8 +6,8 @@ use crate::common::{
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
-/// Thousandths of the time in which the program `grids` keeps the device busy: without the limiter, and at a
-/// share of a half.
+/// Thousandths of the time in which the program `grids` keeps the device busy: without the limiter, and at a share of a
+/// half.
 fn native_and_half(how: &str, each: &str) -> (u64, u64, Busy) {
     let stage = Stage::new();
     let program = stage.compile("grids.c", "grids", &[]);
@@ -22,8 +22,7 @@ fn native_and_half(how: &str, each: &str) -> (u64, u64, Busy) {
     (native, limited, busy)
 }
 
-/// The same at a half, beside a dense program with the other half; and the percentage that the dense program
-/// gets.
+/// The same at a half, beside a dense program with the other half; and the percentage that the dense program gets.
 fn beside_a_neighbour(how: &str, each: &str) -> (u64, f64, Busy) {
     let stage = Stage::new();
     let program = stage.compile("grids.c", "grids", &[]);
@@ -101,8 +100,8 @@ fn dense_work_gets_its_share_where_few_tiny_grids_do_the_work() {
     gets_its_share("against", "8", 330);
 }
 
-/// Here only estimates show which program used how much: no choice of grids evades them. With short queues
-/// the two programs disturb each other, and the device is idle at times.
+/// Here only estimates show which program used how much: no choice of grids evades them. With short queues the two
+/// programs disturb each other, and the device is idle at times.
 #[test]
 fn a_neighbour_keeps_its_half() {
     let kinds = [

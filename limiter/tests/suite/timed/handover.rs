@@ -1,10 +1,10 @@
-//! From one program's last work to the opening of the next one's gate.
+//! The time from one program's last work to the opening of the next one's gate.
 
 use super::daemon::{daemon, limited, socket};
 use crate::common::{Outcome, Running, Stage, start};
 use limits::env::{GATES, LOG};
 
-/// A gate was opened at the first moment, and its governor saw that at the second; or its work was done.
+/// The opening of a gate and when its governor saw it; or the end of its work.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Seen {
     Open(u64, u64),
@@ -26,7 +26,7 @@ fn number(line: &str, after: &str) -> Option<u64> {
     digits[..end].parse().ok()
 }
 
-/// What a governor told.
+/// The trace of a governor.
 fn seen(outcome: &Outcome) -> Vec<Seen> {
     let line = |line: &str| {
         let open = || Some(Seen::Open(number(line, ": open at ")?, number(line, ", seen at ")?));
@@ -45,7 +45,7 @@ fn in_stream(stage: &Stage, name: &str, arguments: &str) -> Running {
 /// Twenty requests a second.
 const REQUESTS: &str = "requests --burst-ms 4 --rate 20 --kernel-us 100 --seconds 3";
 
-/// A program that pauses keeps its lease while nobody waits for it, and its next request begins at an open gate.
+/// A program that pauses keeps its lease while no other session waits for it, and its next request finds an open gate.
 #[test]
 fn a_lease_that_nobody_waits_for_is_kept() {
     let stage = Stage::new();
@@ -53,12 +53,12 @@ fn a_lease_that_nobody_waits_for_is_kept() {
     let outcome = in_stream(&stage, "one", REQUESTS).end();
     assert_eq!(outcome.code(), 0, "{outcome:#?}");
     let opened = seen(&outcome).iter().filter(|seen| matches!(seen, Seen::Open(..))).count();
-    // Sixty requests. One in a hundred comes when it has been given up, and the first ones before it is known.
+    // Sixty requests. One in a hundred arrives after the lease was given up, and so do the first ones.
     assert!((1..15).contains(&opened), "{opened}");
     daemon.kill();
 }
 
-/// Microseconds from each question of a program to its open gate, in order.
+/// Microseconds from each request for a lease to the open gate, in order.
 fn waits_us(outcome: &Outcome) -> Vec<u64> {
     let (mut asked, mut all) = (None, Vec::new());
     for line in outcome.stderr.lines() {
@@ -73,7 +73,7 @@ fn waits_us(outcome: &Outcome) -> Vec<u64> {
     all
 }
 
-/// Whoever comes to wait for a lease that is kept and not used has it at once, and not when it ends.
+/// A session that comes to wait for a kept, unused lease gets the device at once, not when that lease ends.
 #[test]
 fn a_kept_lease_is_over_once_it_is_waited_for() {
     let stage = Stage::new();
@@ -85,15 +85,15 @@ fn a_kept_lease_is_over_once_it_is_waited_for() {
     let [often, rarely] = programs.map(|program| program.end().succeeded());
     let [kept, taken] = [&often, &rarely].map(waits_us);
     println!("{kept:?}, {taken:?}");
-    // It has 180 requests, and each of the other one's may take its lease away.
+    // It has 180 requests, and each request of the other session may take its lease away.
     assert!(kept.len() < 140 && taken.len() >= 20, "{} {}", kept.len(), taken.len());
-    // As long as where nobody keeps anything, which is 0.4 ms. A lease would last 30 ms.
+    // As long as without kept leases, which is 0.4 ms. A lease would last 30 ms.
     assert!(taken[taken.len() / 2] < 2_000, "{taken:?}");
     daemon.kill();
 }
 
-/// A program that pauses has nothing left to be done when its gate closes, and its governor knows that: it does not wait
-/// for what the last launches are estimated to take.
+/// A program that pauses has no work left when its gate closes, and its governor knows that: it does not wait for the
+/// estimated time of the last launches.
 #[test]
 fn an_idle_device_is_handed_over_at_once() {
     let stage = Stage::new();
@@ -109,7 +109,7 @@ fn an_idle_device_is_handed_over_at_once() {
     let mut all_us: Vec<_> = outcome.stderr.lines().filter_map(closed_to_done).collect();
     all_us.sort_unstable();
     assert!(all_us.len() >= 20, "{all_us:?}");
-    // Once it is known, it takes no time. To wait takes a millisecond here.
+    // Once that is known, it takes no time. Waiting takes a millisecond here.
     assert!(all_us[all_us.len() / 2] < 100, "{all_us:?}");
     daemon.kill();
 }
@@ -132,7 +132,7 @@ fn the_next_gate_is_open_before_the_answer_is_there() {
         all.extend(seen(&outcome).into_iter().map(|seen| (seen.at(), number, seen)));
     }
     all.sort_unstable();
-    // At first the daemon looks at each of them alone.
+    // At first the daemon measures each of them alone.
     let first = all[0].0 + 1_000_000_000;
     let (mut opened, mut answered) = (Vec::new(), Vec::new());
     for pair in all.windows(2) {
@@ -144,7 +144,7 @@ fn the_next_gate_is_open_before_the_answer_is_there() {
             answered.push(answer - done);
         }
     }
-    // A thousand on a quiet machine. Where the machine is so busy that there are few, they say nothing.
+    // A thousand on a quiet machine. On a machine so busy that there are few, they say nothing.
     if opened.len() <= 100 {
         assert!(more > 1.3, "{} handovers", opened.len());
         return crate::common::skipped(&format!(

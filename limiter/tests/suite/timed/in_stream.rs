@@ -1,4 +1,4 @@
-//! Gates in the stream: the program goes on launching while its gate is closed.
+//! Gates in the stream: the program continues to launch while its gate is closed.
 
 use crate::common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, is_near, outcome};
 use limits::env::GATES;
@@ -13,14 +13,14 @@ fn dense(percent: u32, options: &[&str]) -> Outcome {
     outcome(command.args(options)).silent()
 }
 
-/// With its gate on the thread such a program loses some percent on a busy machine: whenever the thread is late, the
-/// little that may be outstanding is used up.
+/// With its gate on the thread such a program loses a few percent on a busy machine: whenever the thread is late, the
+/// little work that may be outstanding is used up.
 #[test]
 fn an_open_gate_costs_nothing() {
     let outcome = dense(100, &[]);
     let (part, busy) = (outcome.percent(KERNEL_US), outcome.busy);
     is_near(part, 100.0, 1.5, busy, "an open gate");
-    // Each time that the witness was late the program may have been.
+    // Each time that the witness was late, the program may have been late too.
     let pauses = outcome.json()["pauses"]["count"].as_u64().unwrap();
     assert!(pauses <= 10 + busy.times, "{pauses} pauses, {busy:?}");
 }
@@ -36,7 +36,7 @@ fn a_share_is_kept_for_every_way_to_launch() {
     }
 }
 
-/// Where the device has no such operations the thread waits.
+/// If the device has no such stream operations, the thread waits.
 #[test]
 fn without_the_operations_the_gate_is_on_the_thread() {
     let stage = Stage::new();
@@ -49,8 +49,8 @@ fn without_the_operations_the_gate_is_on_the_thread() {
     assert!(limited.stderr.contains("a stream cannot wait for its gate"), "{limited:#?}");
 }
 
-/// A program that launches a step from two threads, and waits for another stream in it: what has begun may wait for
-/// what is held. Judged by the device's time, which no machine's load makes more: what its kernels took.
+/// A program that launches each step from two threads, and waits for another stream in it: work that has begun may wait
+/// for held work. Judged by the device's time that its kernels took, which no load on the machine increases.
 #[test]
 fn steps_of_two_threads_and_streams_keep_a_share() {
     const STEP_US: f64 = 84.0 * 100.0;

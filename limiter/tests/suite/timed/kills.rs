@@ -1,21 +1,21 @@
-//! The daemon is killed again and again under tenants that run, and stands still for long.
+//! The daemon is killed again and again under running tenants, and hangs for long.
 //!
-//! `SLUICE_FAULTS=60` makes a minute of it, and ten seconds of standing still: that is the full form, for a machine that
-//! does nothing else. Without it nothing is asked that other work on the machine's CPUs could take away.
+//! `SLUICE_FAULTS=60` runs for a minute, with a hang of ten seconds: the full form, for an otherwise idle machine.
+//! Without it the requirements allow for other work on the machine's CPUs.
 
 use super::daemon::{daemon, limited, socket};
 use crate::common::{Outcome, Stage, built, outcome, start};
 use std::time::Duration;
 
-/// How much of it there is to be.
+/// The extent of the test.
 struct Extent {
-    /// How many times it is killed, a second apart.
+    /// How many times the daemon is killed, a second apart.
     kills: u32,
-    /// How long it stands still.
+    /// How long it hangs.
     still: Duration,
     /// The part of its share that a tenant gets at least.
     least: f64,
-    /// No pause is longer, in milliseconds.
+    /// The longest pause, in milliseconds.
     longest: f64,
 }
 
@@ -30,7 +30,7 @@ impl Extent {
         }
     }
 
-    /// Nobody is unlimited, and nobody waits for a daemon that is not there.
+    /// No program is unlimited, and none waits for a daemon that is gone.
     #[track_caller]
     fn holds(&self, share: f64, outcome: &Outcome, native: f64) {
         let longest = outcome.json()["pauses"]["longest_ms"].as_f64().unwrap();
@@ -49,7 +49,7 @@ fn rate(stage: &Stage) -> f64 {
     outcome(stage.native(built("tenant")).args(options)).silent().rate()
 }
 
-/// Nobody crashes, nobody is unlimited, and nobody waits for a daemon that is not there.
+/// No program crashes or is unlimited, and none waits for a daemon that is gone.
 #[test]
 fn a_daemon_that_is_killed_every_second() {
     let extent = Extent::asked_for();
@@ -78,7 +78,7 @@ fn a_daemon_that_is_killed_every_second() {
     present.kill();
 }
 
-/// Alone, a tenant keeps its share by its own account while the daemon stands still, and after it.
+/// Alone, a tenant keeps its share on its own account while the daemon hangs, and afterwards.
 #[test]
 fn a_daemon_that_stands_still_for_long() {
     let extent = Extent::asked_for();
@@ -98,8 +98,8 @@ fn a_daemon_that_stands_still_for_long() {
     present.kill();
 }
 
-/// Two of different sessions are sliced meanwhile: nothing keeps them apart. Where the device has room for both, each
-/// gets its share within 5 points.
+/// Two tenants of different sessions are sliced meanwhile: nothing keeps them apart. If the device has room for both,
+/// each gets its share within 5 points.
 #[test]
 fn two_tenants_of_a_daemon_that_stands_still_for_long() {
     let extent = Extent::asked_for();

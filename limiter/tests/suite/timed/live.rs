@@ -1,4 +1,4 @@
-//! Limits that are set and lifted while programs run. These measure, so run one test at a time.
+//! Limits that are set and removed while programs run. These measure, so run one test at a time.
 
 use crate::common::{
     Busy, CONTEXT, GIB, MIB, Measured, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
@@ -71,8 +71,8 @@ impl Progress {
     }
 }
 
-/// A shell in the stage's session, which has no limit. It runs `count` programs that keep the device busy,
-/// and one more once a file `go` exists.
+/// A shell in the stage's session, which has no limit. It runs `count` programs that keep the device busy, and one more
+/// once a file `go` exists.
 fn tenants(stage: &Stage, count: usize, variables: &[(&str, &Path)]) -> (Running, Vec<Progress>) {
     let file = |number: usize| stage.folder().join(format!("progress-{number}"));
     let tenant = |number: usize| {
@@ -158,7 +158,7 @@ fn a_share_that_is_lowered_holds_what_is_queued() {
         .collect();
     after.sort_by(f64::total_cmp);
     println!("{after:.0?} ms");
-    // What 300 ms earn, one millisecond, what runs, and what had been done before and not been seen.
+    // The earnings of 300 ms, one millisecond, the running work, and work that had been done before and not been seen.
     assert!(after[3] <= 3.0 + 1.0 + 2.0 + 10.0, "{after:.0?} ms");
 }
 
@@ -177,7 +177,7 @@ fn a_share_comes_and_goes_for_all_processes_of_a_session() {
         })
     };
     give_share(&page, 20);
-    // On a busy processor the programs pay for what they had launched before.
+    // On a busy processor the programs pay for their earlier launches.
     let limited = both(12);
     assert!((2.0..=32.0).contains(&limited), "{limited:.1} % for two");
     // A program that starts later is limited from the start, and takes part of the others' time.
@@ -203,7 +203,7 @@ fn sessions(socket: &Path) -> Option<Vec<Value>> {
     Some(sessions.iter().flat_map(|one| one["devices"].as_array().unwrap().clone()).collect())
 }
 
-/// While a session has no limit, its processes tell the daemon that they are there.
+/// While a session has no limit, its processes register with the daemon.
 #[test]
 fn a_daemon_that_does_not_answer_delays_no_change() {
     let stage = Stage::new();
@@ -268,8 +268,8 @@ fn a_session_that_is_given_a_share_turns_to_the_daemon() {
     assert_eq!(running.end().stderr, "");
 }
 
-/// While it has no limit its process tells the daemon that it is there. That takes nothing back: leases of one whose gates
-/// were taken to be on its threads last for 30 ms, whoever waits.
+/// While the session has no limit, its process registers with the daemon, without undoing an earlier registration: if
+/// its gates were then taken to be on its threads, its leases would last for 30 ms, whoever waits.
 #[test]
 fn gates_stay_in_streams_after_a_time_without_a_limit() {
     let stage = Stage::new();
@@ -323,7 +323,7 @@ fn what_is_used_without_a_limit_is_known() {
     assert_eq!(summary.bytes(MemoryKind::Data), 64 * MIB);
     assert_eq!(summary.bytes(MemoryKind::Pool), 64 * MIB);
     assert_eq!(summary.bytes(MemoryKind::Driver), 300 * MIB);
-    // Unused memory is given back as soon as it does not fit a new limit.
+    // Unused memory is released as soon as it does not fit a new limit.
     change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB - 128 * MIB)));
     eventually("the pool is trimmed", || used(&page) == CONTEXT + 364 * MIB);
     running.kill();
@@ -354,8 +354,8 @@ fn outside_of_a_session_nothing_is_accounted() {
     assert_eq!(fs::read_dir(stage.session("session")).unwrap().count(), 0);
 }
 
-/// A page that cannot be made holds no limit: a program without limits of its own goes on. A page that exists
-/// may hold a limit, and so may the pages of a session that is gone.
+/// A page that cannot be made holds no limit: a program without limits of its own continues. A page that exists may
+/// hold a limit, and so may the pages of a session that is gone.
 #[test]
 fn a_page_that_cannot_be_made_stops_no_program_without_limits() {
     let stage = Stage::new();
@@ -365,7 +365,7 @@ fn a_page_that_cannot_be_made_stops_no_program_without_limits() {
         command.arg("alloc:1");
         command
     };
-    // Nobody can make files there.
+    // Nobody can create files there.
     let outcome = start(program().env(SESSION_DIR, "/proc/sys/kernel")).end().succeeded();
     assert!(outcome.stdout.contains("alloc=0"), "{outcome:#?}");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");

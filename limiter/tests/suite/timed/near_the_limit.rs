@@ -1,4 +1,4 @@
-//! Close to the memory limit: the speed of a program, and how soon a change is seen.
+//! Close to the memory limit: the speed of a program, and how soon a change is noticed.
 
 use crate::common::{
     MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device, start,
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const LIMIT: u64 = 2048 * MIB;
 
-/// A program with threads, of which another one is always allocating or freeing. NVML answers slowly.
+/// A program with threads, of which one is always allocating or freeing. NVML answers slowly.
 fn busy() -> Outcome {
     let stage = Stage::new();
     let mut command = stage.limited(stage.compile("busy.c", "busy", &[]));
@@ -19,7 +19,7 @@ fn busy() -> Outcome {
     outcome
 }
 
-/// Exact checks are possible all the same, so few are needed.
+/// Exact checks are still possible, so few are needed.
 #[test]
 fn a_busy_program_stays_fast_close_to_its_limit() {
     let outcome = busy();
@@ -71,7 +71,7 @@ fn headroom_is_shown_and_given_back() {
     assert_eq!(free[3], 1536 - 1464, "{outcome:#?}");
 }
 
-/// A program that allocates and frees with so many MiB left, in a session of its own. NVML takes 1 ms.
+/// A program that allocates and frees with this many MiB left, in a session of its own. NVML takes 1 ms.
 fn near(stage: &Stage, session: &str, arguments: &[&str]) -> Command {
     let mut command = stage.limited(stage.compile("near.c", &format!("near-{session}"), &[]));
     command
@@ -83,8 +83,7 @@ fn near(stage: &Stage, session: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// NVML and the driver were asked for figures so often as fits into a part of the second, however often the
-/// program allocated.
+/// Queries of NVML and of the driver took a bounded part of the second, however often the program allocated.
 #[track_caller]
 fn is_asked_now_and_then(outcome: &Outcome) {
     println!("{}", outcome.stdout);
@@ -114,8 +113,8 @@ fn nor_beside_another_session_that_allocates_all_the_time() {
     }
 }
 
-/// The driver takes more than what is left, in the midst of this, and no call says so. In most cases it is noticed
-/// within 2 ms.
+/// In the middle of this, the driver takes more than is left, and no call reports it. Mostly that is noticed within 2
+/// ms.
 #[test]
 fn what_the_driver_takes_meanwhile_is_noticed_in_time() {
     for what in ["linear", "mixed", "pool", "physical"] {

@@ -1,4 +1,4 @@
-//! How soon the daemon tells of a program that no session knows.
+//! How soon the daemon reports an unknown process.
 
 use crate::common::{Measured, built, eventually};
 use crate::observer::Observed;

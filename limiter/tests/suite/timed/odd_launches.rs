@@ -18,7 +18,7 @@ fn odd(how: &str, percent: u32) -> Outcome {
     outcome(command.args([how, "2"])).succeeded()
 }
 
-/// Thousandths of the device's time: nobody gets more than `wanted`, and less only where the machine is busy.
+/// Asserts thousandths of the device's time: no more than `wanted`, and less only if the machine is busy.
 #[track_caller]
 fn is_near(outcome: &Outcome, wanted: u32, tolerance: f64, what: &str) {
     let permille = outcome.value("permille") as f64;
@@ -38,7 +38,7 @@ fn keeps(limited: &Outcome, native: &Outcome, part: f64, what: &str) {
     );
 }
 
-/// With gates in streams, memory is made visible to its contexts, and what is left of that is in nobody's way.
+/// With gates in streams, memory is made visible to the program's contexts; what remains of that disturbs no other use.
 #[test]
 fn green_contexts_with_gates_in_streams() {
     let stage = Stage::new();
@@ -56,20 +56,20 @@ fn a_stream_of_a_context_that_is_not_current() {
     }
 }
 
-/// The context that stands for a green one ends with it, and is not entered any more.
+/// The context that represents a green one ends with it, and is not entered any more.
 #[test]
 fn green_contexts_made_anew() {
     is_near(&odd("green-context", 25), 250, 50.0, "green-context");
 }
 
-/// The limiter puts nothing into the legacy stream by itself.
+/// The limiter enqueues nothing into the legacy stream by itself.
 #[test]
 fn streams_that_the_legacy_one_would_tie_together() {
     let outcome = odd("beside-legacy", 50);
     assert!(outcome.value("rounds") as f64 > outcome.busy.least(50.0, 0.0), "{outcome:#?}");
 }
 
-/// They wait for each other by themselves. If one were held, others would lose their time to it.
+/// They implicitly wait for each other. If one were held, others would lose their time to it.
 #[test]
 fn streams_that_the_legacy_one_ties_together_are_not_held() {
     let stage = Stage::new();
@@ -85,7 +85,7 @@ fn streams_that_the_legacy_one_ties_together_are_not_held() {
     assert!(!is_on_thread("host-work"));
 }
 
-/// Work that waits for the host keeps no device busy: kernels that need less than the share are not delayed.
+/// Work that waits for the host does not keep the device busy: kernels that need less than the share are not delayed.
 #[test]
 fn the_host_at_work_between_kernels() {
     let native = {
@@ -117,8 +117,7 @@ fn two_devices(percent: u32) -> String {
     format!(r#"{{"{first}": {percent}, "{second}": {percent}}}"#)
 }
 
-/// A device does no work while its streams wait for another device. The second device needs a quarter of its
-/// time.
+/// A device does no work while its streams wait for another device. The second device needs a quarter of its time.
 #[test]
 fn a_pipeline_over_two_devices_keeps_its_rate() {
     keeps_its_rate("pipeline", &format!(r#"{{"{}": 50}}"#, UUIDS[1]));
@@ -158,7 +157,7 @@ fn streams_that_wait_for_words_get_their_share() {
     }
 }
 
-/// What dense programs get of a half, each with another kind of wait before its kernels. None of the waits delays
+/// The shares of dense programs limited to a half, each with another kind of wait before its kernels. No wait delays
 /// anything. A busy machine disturbs some of so many: each has three tries.
 #[track_caller]
 fn get_their_share_behind_idle_waits(ahead: &str, fits: impl Fn(&Waiting, f64, Busy) -> bool) {
@@ -238,8 +237,7 @@ fn waits_before_each_kernel_of_a_short_queue_cost_no_share() {
     get_their_share_behind_idle_waits("3", cost_no_share);
 }
 
-/// Thread-local variables lie on the stack of each thread, also of the threads that talk to the daemon and to
-/// NVML.
+/// Thread-local variables lie on the stack of each thread, including the threads that talk to the daemon and to NVML.
 #[test]
 fn thread_local_variables_that_are_larger_than_a_stack() {
     let stage = Stage::new();
@@ -257,8 +255,7 @@ fn thread_local_variables_that_are_larger_than_a_stack() {
     daemon.kill();
 }
 
-/// A call that waits for a thread gets an error if the thread cannot be started, whichever thread tried to
-/// start it.
+/// A call that waits for a thread gets an error if the thread cannot be started, whichever thread tried to start it.
 #[test]
 fn no_thread_can_be_started() {
     for (on_failure, failed) in [("closed", 4), ("open", 0)] {

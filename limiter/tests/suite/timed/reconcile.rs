@@ -49,7 +49,7 @@ fn what_the_driver_takes_is_charged_and_given_back() {
     let expected = [USED + 300, USED + 400, USED + 464, USED + 164];
     assert_eq!(values(&outcome, "settled"), expected, "{outcome:#?}");
     assert_eq!(outcome.stderr, "");
-    // What is left of the limit can be allocated.
+    // The rest of the limit can be allocated.
     let outcome =
         steps(&stage, limit, &["load:300", "settle", "alloc:1200", "alloc:100", "alloc:36"]);
     assert_eq!(values(&outcome, "alloc"), [0, 2, 0], "{outcome:#?}");
@@ -67,7 +67,7 @@ fn it_is_noticed_within_a_fraction_of_a_second() {
     assert!(after_ms.is_some_and(|ms| ms <= most), "{after_ms:?}, not {most} ms: {outcome:#?}");
 }
 
-/// Over the limit nothing grows. That is reported once, and memory that is given back can be used again.
+/// Over the limit nothing grows. That is reported once, and released memory can be used again.
 #[test]
 fn over_the_limit_nothing_grows_until_there_is_less() {
     let stage = Stage::new();

@@ -1,12 +1,11 @@
-//! Kernels that take now little, now long, by an argument that nobody but them looks at. All of these measure, so run one
-//! test at a time.
+//! Kernels whose time varies with an argument that only they read. All of these measure, so run one test at a time.
 
 use super::daemon::{daemon, limited, socket};
 use crate::common::{self, COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, first_device, start};
 use std::path::Path;
 use std::process::Command;
 
-/// The percentage of short kernels, and how long the others take, in microseconds.
+/// The percentage of short kernels, and the duration of the others in microseconds.
 const PATTERNS: [[&str; 2]; 6] = [
     ["90", "20000"],
     ["80", "20000"],
@@ -26,7 +25,7 @@ fn varying(stage: &Stage, pattern: [&str; 2], socket: Option<&Path>) -> Command 
     command
 }
 
-/// No more than the share and 2 points, and no less than `tolerance` below where the machine is quiet.
+/// No more than the share and 2 points, and on a quiet machine no less than `tolerance` below.
 #[track_caller]
 fn is_near(outcome: &Outcome, pattern: [&str; 2], tolerance: f64) {
     let percent = outcome.value("permille") as f64 / 10.0;
@@ -59,14 +58,14 @@ fn no_pattern_gets_more_than_its_share_from_a_daemon() {
     }
 }
 
-/// Most launches are shorter than the estimate says, and some much longer.
+/// Most launches are shorter than the estimate, and some much longer.
 #[test]
 fn a_heavy_tail_gets_no_more_than_its_share() {
     let stage = Stage::new();
     is_near(&common::outcome(&mut varying(&stage, ["0", "0"], None)).silent(), ["0", "0"], 2.0);
 }
 
-/// It waits for what it has launched, and its neighbour always has more: such a program seems to leave the device idle.
+/// It waits for its launches, and its neighbour always has more: such a program seems to leave the device idle.
 #[test]
 fn a_neighbour_keeps_its_share_beside_any_pattern() {
     for pattern in [PATTERNS[0], PATTERNS[3]] {

@@ -1,5 +1,5 @@
-//! What programs do while their work is held at a closed gate. Each test runs with the gate on the thread and in the
-//! stream: no program hangs, fails, does something else, or gets another share because of a gate.
+//! What programs may do while their work is held at a closed gate. Each test runs with the gate on the thread and in
+//! the stream: no program hangs, fails, behaves differently, or gets another share because of a gate.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, Stage, eventually, first_device, outcome, start,
@@ -19,7 +19,7 @@ fn program(stage: &Stage, gates: &str, how: &str, rounds: &str) -> Command {
     command
 }
 
-/// Runs it with both kinds of gates. A round has 20 ms of work, if not said otherwise, so it should take a fifth of a
+/// Runs it with both kinds of gates. Unless stated otherwise a round has 20 ms of work, so it should take a fifth of a
 /// second.
 #[track_caller]
 fn holds(how: &str, rounds: &str, longest_ms: u64) {
@@ -53,26 +53,26 @@ fn holds_with(
     outcome
 }
 
-/// Nobody launches, and nobody waits in the driver.
+/// No thread launches, and none waits in the driver.
 #[test]
 fn a_program_that_only_asks() {
     holds("asks", "6", 700);
 }
 
-/// What holds its stream is there all the same.
+/// The resources that hold its stream still exist.
 #[test]
 fn a_launch_fails() {
     holds("launch-fails", "6", 900);
 }
 
-/// The gate may close between the look at it and the copy, and the copy's thread then waits in the driver.
+/// The gate may close between its check and the copy, whose thread then waits in the driver.
 #[test]
 fn copies_are_waited_for() {
     holds("copies", "12", 900);
 }
 
-/// They return at once, and so does what is launched between them, once it is known: their stream waits, and the thread
-/// does not. A round has 24 ms of work.
+/// They return at once, and so do launches between them, once their kinds are known: the stream waits, not the thread.
+/// A round has 24 ms of work.
 #[test]
 fn fills_are_not_waited_for() {
     holds_with("fills", "thread", "6", 900, &[]);
@@ -82,20 +82,20 @@ fn fills_are_not_waited_for() {
     assert!(call <= outcome.busy.most_ms(8), "launching took {call} ms, {:?}", outcome.busy);
 }
 
-/// Its lane goes when its work has, not before.
+/// Its lane is removed after its work is done, not before.
 #[test]
 fn a_thread_ends() {
     holds("thread-ends", "6", 700);
     holds("thread-and-stream-end", "6", 700);
 }
 
-/// The words that its work will write are not another stream's before.
+/// The words that its work will write are not reused by another stream before.
 #[test]
 fn streams_end() {
     holds("stream-ends", "8", 700);
 }
 
-/// 40 ms of work, and a context that is made anew. Nothing is left of the one before.
+/// 40 ms of work, and a context that is made anew. Nothing is left of the previous one.
 #[test]
 fn contexts_end() {
     holds("context-ends", "8", 1_500);
@@ -111,11 +111,10 @@ fn processes_fork() {
     }
 }
 
-/// With lazy loading the first launch of a kernel waits for all streams that are held, and the driver's other calls
-/// for it.
+/// With lazy loading the first launch of a kernel waits for all held streams, and the driver's other calls wait for it.
 #[test]
 fn code_is_loaded() {
-    // What a new kernel takes at first is not known, so the first rounds weigh less.
+    // The first durations of a new kernel are not known, so the first rounds weigh less.
     holds("loads", "12", 900);
 }
 
@@ -130,19 +129,19 @@ fn very_many_streams() {
     holds("many-streams", "2", 5_000);
 }
 
-/// What one thread launches while another one begins a batch waits for the gate as well.
+/// A launch of one thread while another thread begins a batch waits for the gate as well.
 #[test]
 fn threads_share_a_stream() {
     holds("threads-share", "10", 900);
 }
 
-/// What is in the legacy stream holds the others up, natively.
+/// Natively, work in the legacy stream delays the others.
 #[test]
 fn default_streams() {
     holds("default-streams", "6", 700);
 }
 
-/// A stream waits for another's event, so its mark comes behind what is held there. 41 ms of work.
+/// A stream waits for another stream's event, so its mark is queued behind held work there. 41 ms of work.
 #[test]
 fn streams_wait_for_streams() {
     holds("in-order", "6", 900);
@@ -154,8 +153,8 @@ fn thousands_of_launches_are_queued() {
     holds("far-ahead", "4", 1_400);
 }
 
-/// What a stream frees is free when its work is done. At a fiftieth that takes four seconds for 80 ms, and what is
-/// allocated meanwhile, beside a limit, is not refused.
+/// Memory that a stream frees is free when its work is done. At a fiftieth that takes four seconds for 80 ms, and
+/// allocations meanwhile, close to the limit, are not refused.
 #[test]
 fn memory_is_freed_in_a_held_stream() {
     let limit = first_device("1GiB");
@@ -168,7 +167,7 @@ fn memory_is_freed_in_a_held_stream() {
     }
 }
 
-/// With fewer hardware queues fewer streams are held: what is behind a held stream in its queue is held as well.
+/// With fewer hardware queues fewer streams are held: work behind a held stream in the same queue is held as well.
 #[test]
 fn few_hardware_queues() {
     for queues in ["1", "2"] {
@@ -190,7 +189,7 @@ fn under_an_mps_server_the_gate_is_on_the_thread() {
     }
 }
 
-/// What is queued goes with it, and the session's next program does as well as the first one.
+/// Its queued work ends with it, and the session's next program runs as well as the first one.
 #[test]
 fn a_program_is_killed() {
     for gates in ["thread", "stream"] {
