@@ -1,7 +1,7 @@
 /* Many processes make their first contexts at the same moment, and keep them until all have tried:
  *   begin PROCESSES [kill|lock PAGE]
- * "kill": every second one is killed somewhere on its way. "lock": another process has locked all bytes behind
- * the page's slots, as one does that makes a context and never comes to an end. */
+ * "kill": every second process is killed at some moment of that. "lock": another process has locked all bytes
+ * behind the page's slots, like one that makes a context and never finishes. */
 #include "driver.h"
 #include <fcntl.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* SIGBUS in a program that uses the driver: what its own handler gets to see, and what becomes of the session's
- * page when that is cut short. See usage below and tests/bus_errors.rs. */
+/* SIGBUS in a program that uses the driver: what its own handler sees, and the effect on the session's page when
+ * that is truncated. See usage below and tests/bus_errors.rs. */
 #include "driver.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -14,12 +14,12 @@
 #include <sys/wait.h>
 
 static struct driver d;
-/* A file of the program's own, two pages, cut short to one. */
+/* A file of the program's own, two pages, truncated to one. */
 static char *own;
 static char other_stack[1 << 16];
 static __thread sigjmp_buf again;
 
-/* At once, in a signal handler too. */
+/* At once, even in a signal handler. */
 static void say(const char *format, ...) {
     char line[256];
     va_list arguments;
@@ -62,7 +62,7 @@ static void with_info(int number, siginfo_t *info, void *context) {
 
 static void (*former)(int);
 
-/* Passes on the signal's number and nothing else, as handlers did that were set by signal(2). */
+/* Passes on only the signal's number, like handlers set by signal(2). */
 static void passing_on(int number) {
     say("passing on: %d\n", number);
     if (former == SIG_DFL)
@@ -97,7 +97,7 @@ static void set_handler(const char *which) {
     sigaction(SIGBUS, &action, NULL);
 }
 
-/* An access to what the program's own file no longer holds. */
+/* Accesses the truncated part of the program's own file. */
 static void touch(void) {
     if (sigsetjmp(again, 1) == 0)
         say("read %d\n", ((volatile char *)own)[4096 + 7]);
@@ -120,7 +120,7 @@ static void send(void) {
     }
 }
 
-/* The signal waits until the program lets it come. */
+/* The signal is pending until the program unblocks it. */
 static void hold_back(void) {
     sigset_t only, pending;
     sigemptyset(&only);
@@ -150,7 +150,7 @@ static void *interrupt(void *unused) {
     return unused;
 }
 
-/* The signal comes while the program waits in a system call. */
+/* The signal arrives while the program waits in a system call. */
 static void wait_in_read(void) {
     pthread_t thread;
     char byte = 0;
@@ -239,7 +239,7 @@ static int host(char **rest) {
     ok(d.mem_alloc(&memory, MIB));
     if (after) {
         set_handler(rest[0]);
-        /* For as long as it may go unnoticed. */
+        /* The longest time for which it may go unnoticed. */
         usleep(150000);
     }
     if (!strcmp(rest[2], "blocked")) {
@@ -296,8 +296,8 @@ static void *launch(void *unused) {
     return unused;
 }
 
-/* PAGE THREADS LAUNCHING ROUNDS: in each round a process of its own, whose page is cut short while its threads
- * work as fast as they can. */
+/* PAGE THREADS LAUNCHING ROUNDS: in each round a process of its own, whose page is truncated while its threads work
+ * as fast as they can. */
 static int storm(char **rest) {
     int threads = atoi(rest[1]), launching = atoi(rest[2]), rounds = atoi(rest[3]), bad = 0;
     unsigned seed = 1;
@@ -344,7 +344,7 @@ int main(int argc, char **argv) {
         return 95;
     setrlimit(RLIMIT_CORE, &no_core);
     alarm(85);
-    /* Loaded, and patched, once. */
+    /* Load and patch once. */
     d = driver_of(open_driver(RTLD_NOW));
     dlopen("libnvidia-ml.so.1", RTLD_NOW);
     return !strcmp(argv[1], "storm") ? storm(argv + 2) : host(argv + 2);

@@ -1,6 +1,6 @@
-/* Threads that allocate and free without a pause that all of them share: busy THREADS MS.
- * Says how often in so many milliseconds far from the limit, and close to it; how much was left before code
- * was placed on the device, with it, and at most in the time after it was unloaded, while they go on. */
+/* Threads that allocate and free without a common pause: busy THREADS MS.
+ * Prints how often they do so in MS milliseconds, far from the limit and close to it; and how much was left before
+ * code was placed on the device, with the code, and at most after it was unloaded, while they continue. */
 #include "any.h"
 #include <pthread.h>
 
@@ -22,7 +22,7 @@ static void *churn(void *number) {
     return NULL;
 }
 
-/* How often they did so in a while. */
+/* How often they did so in a period. */
 static size_t times_in(int ms) {
     usleep(100000);
     size_t before = times;
@@ -32,7 +32,7 @@ static size_t times_in(int ms) {
     return times - before;
 }
 
-/* The most that was left within a while, or until enough was: what is allocated changes. */
+/* The most that was left within a period, or until enough was left: allocations vary. */
 static size_t most_left(double seconds, size_t enough) {
     size_t most = 0;
     for (double until = now() + seconds; now() < until && most < enough; usleep(1000))
@@ -46,7 +46,7 @@ int main(int argc, char **argv) {
     library = open_driver(RTLD_NOW);
     d = driver_of(library);
     context = start_driver(&d);
-    /* 24 MiB of code at the first launch, of an image without much in it. */
+    /* 24 MiB of code at the first launch, from a small image. */
     static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n// placed: 25165824\n.visible .entry k() { ret; }\n";
     CUmodule module;
     CUfunction kernel;

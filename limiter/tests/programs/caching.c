@@ -1,5 +1,5 @@
-/* What a caching allocator does when it is refused: it gives back what it has cached and tries again at
- * once. Also arrays of few dimensions, whose refusals cost nothing. */
+/* What a caching allocator does when it is refused: it releases its cache and tries again at once. Also arrays with
+ * few dimensions, whose refusals cost nothing. */
 #include "any.h"
 
 typedef unsigned long long handle_t;
@@ -34,7 +34,7 @@ int main(void) {
         is_left(whole);
     }
 
-    /* Expandable segments: unmapped, released, made anew. */
+    /* Expandable segments: unmapped, released, made again. */
     must("cuMemAddressReserve", &at, 512 * MIB, (size_t)0, (CUdeviceptr)0, 0ull);
     for (int round = 0; round < 10; round++) {
         must("cuMemCreate", &handle, 400 * MIB, &props, 0ull);
@@ -47,7 +47,7 @@ int main(void) {
         is_left(whole);
     }
 
-    /* A dimension that is not used counts once; rows come in eights. */
+    /* An unused dimension counts once; rows come in eights. */
     CUarray array;
     struct array3d line = {.width = 65536, .format = 0x20, .channels = 4};
     must("cuArray3DCreate_v2", &array, &line);

@@ -1,5 +1,5 @@
-/* What a program and its libraries see of the loader: the function behind one's own (RTLD_NEXT), the library and name of an
- * address, a library that the caller's RUNPATH leads to, and the order of the libraries. */
+/* What a program and its libraries see of the loader: the next definition of a function (RTLD_NEXT), the library
+ * and name of an address, a library that the caller's RUNPATH leads to, and the order of the libraries. */
 #include "driver.h"
 #include <link.h>
 

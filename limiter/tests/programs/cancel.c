@@ -1,5 +1,5 @@
-/* Threads that are cancelled before calls and in the middle of them. The program goes on, and says how often its
- * threads ended as they were told to. */
+/* Threads that are cancelled before calls and within them. The program continues, and prints how often its threads
+ * ended as requested. */
 #include "any.h"
 #include <pthread.h>
 
@@ -54,7 +54,7 @@ static void (*const KINDS[])(void) = {launches, copies, waits, allocates, contex
 
 static volatile int ready;
 
-/* What a thread does, and whether it is cancelled before. */
+/* What a thread does, and whether it is cancelled before that. */
 struct plan {
     void (*calls)(void);
     int before;
@@ -116,7 +116,7 @@ int main(void) {
         KINDS[n]();
     }
     ok(d.ctx_synchronize());
-    /* The C library sends each thread a signal for this, and waits until all have answered. */
+    /* The C library sends each thread a signal for this, and waits for all answers. */
     if (setuid(getuid()))
         return 91;
     printf("tried=%d cancelled=%d\n", tried, cancelled);

@@ -1,5 +1,5 @@
-/* A thread is cancelled in the middle of a call into a driver (points.c): says whether the call came to its end, and
- * whether the thread was cancelled. */
+/* A thread is cancelled within a call into a driver (points.c): prints whether the call was completed, and whether
+ * the thread was cancelled. */
 #include "driver.h"
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
-/* Allocates 64 MiB, has some kernels done one after the other, and says what its session uses, in MiB. With an argument
- * it then stays, and goes on launching. */
+/* Allocates 64 MiB, runs a few kernels one after the other, and prints its session's use in MiB. With an argument
+ * it then continues to launch. */
 #include "driver.h"
 
 int main(int argc, char **argv) {

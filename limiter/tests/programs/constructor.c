@@ -1,5 +1,5 @@
-/* A library that uses the driver while it is itself being loaded. With LINKED it is linked against
- * the driver, else it opens it. */
+/* A library that uses the driver while it is being loaded. With LINKED it is linked against the driver, otherwise
+ * it loads it. */
 #include "driver.h"
 
 __attribute__((constructor)) static void use(void) {

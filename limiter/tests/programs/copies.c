@@ -1,6 +1,6 @@
-/* Copies and fills: "every" calls each function once and says what became of the memory; "capture" puts
- * copies into graphs while another thread copies; "forbidden" makes the calls that a capture forbids;
- * "anywhere" copies between addresses that the functions take for no place's, back to back. */
+/* Copies and fills: "every" calls each function once and prints the effect on memory; "capture" captures copies
+ * into graphs while another thread copies; "forbidden" makes the calls that a capture forbids; "anywhere" copies
+ * back to back between addresses of unknown location, by functions that detect it. */
 #include "driver.h"
 #include <pthread.h>
 
@@ -160,7 +160,7 @@ static void copy_solid(int i, unsigned char *buffer, int out) {
     ok(copy_layers(&copy));
 }
 
-/* Every buffer with a pattern of its own. */
+/* Fills every buffer with a pattern of its own. */
 static void reset(void) {
     unsigned char buffer[BYTES];
     for (int i = 0; i < 2; i++) {
@@ -185,7 +185,7 @@ static uint64_t mixed(uint64_t hash, const unsigned char *bytes) {
     return hash;
 }
 
-/* A number for what all buffers hold. */
+/* A digest of all buffers. */
 static uint64_t state(void) {
     unsigned char buffer[BYTES];
     uint64_t hash = 0xcbf29ce484222325u;
@@ -204,7 +204,7 @@ static uint64_t state(void) {
     return hash;
 }
 
-/* Calls one function and says: name, result, whether memory changed, what it holds. */
+/* Calls one function and prints: name, result, whether memory changed, its digest. */
 #define CALL(name, types, ...)                                                                     \
     do {                                                                                           \
         CUresult(*function) types;                                                                 \
@@ -277,7 +277,7 @@ static void shaped(void) {
     peers.to.context = context;
     BOTH(cuMemcpy3DPeer, _ptds, (const copy_3d *), &peers);
     BOTH(cuMemcpy3DPeerAsync, _ptsz, (const copy_3d *, CUstream), &peers, stream);
-    /* Of what is no work for the device. */
+    /* Operations that are no work for the device. */
     copy_2d within_host = {rows_on_host, {4, 2, HOST, host[1], 0, NULL, WIDTH}, 40, 9};
     CALL(cuMemcpy2D_v2, (const copy_2d *), &within_host);
     CALL(cuMemcpy2DAsync_v2, (const copy_2d *, CUstream), &within_host, stream);
@@ -312,7 +312,7 @@ static void batched(void) {
     BOTH(cuMemcpy3DWithAttributesAsync, _ptsz, (batched_3d *, flags_t, CUstream), list, 0, stream);
     BOTH(cuMemcpy3DBatchAsync, _ptsz, (size_t, batched_3d *, size_t *, flags_t, CUstream), 2, list, &failed, 0, stream);
     BOTH(cuMemcpy3DBatchAsync_v2, _ptsz, (size_t, batched_3d *, flags_t, CUstream), 2, list, 0, stream);
-    /* The second is beyond its array: said, and nothing is copied. */
+    /* The second one exceeds its array: reported, and nothing is copied. */
     list[1].to.kind = 2;
     list[1].to.body.array.array = solid[1];
     list[1].to.body.array.z = 2;
@@ -342,7 +342,7 @@ static void fills(void) {
     FILLS(8, unsigned char, 0xa5);
     FILLS(16, unsigned short, 0xa55a);
     FILLS(32, unsigned, 0xdeadbeef);
-    /* Nothing to do, and wrong calls: as without a limit. */
+    /* Empty and wrong calls: as without a limit. */
     CALL(cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t), memory[0], 1, 0);
     CALL(cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t), memory[0] + 2, 1, 1);
     CALL(cuMemcpyDtoD_v2, (CUdeviceptr, CUdeviceptr, size_t), memory[0], 16, PART);
@@ -372,7 +372,7 @@ static void *copy_until_stopped(void *unused) {
     return NULL;
 }
 
-/* Captures in GLOBAL mode, beside a thread that copies and is made to wait; the graph copies then. */
+/* Captures in GLOBAL mode, beside a thread that copies and has to wait; then launches the graph's copies. */
 static void capture(double seconds) {
     CUresult (*get_nodes)(CUgraph, void *, size_t *), (*launch)(CUgraphExec, CUstream);
     CUresult (*instantiate)(CUgraphExec *, CUgraph, flags_t), (*exec_destroy)(CUgraphExec), (*graph_destroy)(CUgraph);
@@ -433,7 +433,7 @@ static int end_of_capture(void) {
     return d.end_capture(stream, &graph);
 }
 
-/* What a capture in GLOBAL mode forbids has the same result and the same consequence. */
+/* Calls that a capture in GLOBAL mode forbids have the same result and the same consequences. */
 static void forbidden(void) {
     CUresult (*fill_now)(CUdeviceptr, unsigned char, size_t), (*anywhere)(CUdeviceptr, CUdeviceptr, size_t);
     CUresult (*own_fill)(CUdeviceptr, unsigned char, size_t);
@@ -458,7 +458,7 @@ static void forbidden(void) {
     }
 }
 
-/* Where "anywhere" copies: from there to there. */
+/* Source and destination of "anywhere". */
 static const char *const places[] = {"pageable", "pinned", "managed", "device"};
 
 static CUdeviceptr new_memory(const char *place) {

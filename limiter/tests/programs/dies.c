@@ -1,9 +1,8 @@
 /* Processes that launch work and die at once: dies HOW MANY SECONDS MS US.
- *
- * For so many seconds, as many children at the same time as MANY says each launch so many milliseconds of kernels of
- * so many microseconds and then die without waiting for them. HOW: "kill" (SIGKILL), "_exit", "exit", "stop" (stopped until
- * the work is done, and then killed), or "handler" (an exit handler launches for so long). With "exec-" before it each
- * child is a program of its own. Says how many died. */
+ * For SECONDS, MANY children at a time each launch MS milliseconds of kernels of US microseconds and then die
+ * without waiting for them. HOW: "kill" (SIGKILL), "_exit", "exit", "stop" (stopped until the work is done, and
+ * then killed), or "handler" (an exit handler launches for MS). With the prefix "exec-" each child is a program of
+ * its own. Prints how many died. */
 #include "driver.h"
 #include <signal.h>
 #include <sys/wait.h>

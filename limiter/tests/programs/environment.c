@@ -1,4 +1,4 @@
-/* Changes its environment after its start, then says what its session lets it have of its first device. */
+/* Changes its environment after its start, then prints what its session allows it on its first device. */
 #include "driver.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -19,11 +19,11 @@ static void change(const char *how, char **arguments) {
         for (; *arguments; arguments++)
             putenv(*arguments);
     } else if (!strcmp(how, "overwrite")) {
-        /* As setproctitle does: the bytes that the kernel laid out for the program. */
+        /* Like setproctitle: the bytes that the kernel laid out for the program. */
         for (char **variable = environ; *variable; variable++)
             memset(*variable, 'x', strlen(*variable));
     }
-    /* Which simulated node this is. */
+    /* Identifies the simulated node. */
     setenv("SLUICE_FAKE_NODE", node, 1);
 }
 
@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "nothing";
     node = strdup(getenv("SLUICE_FAKE_NODE"));
     if (!strncmp(how, "visible", 7)) {
-        /* visible VALUE: chosen before the driver starts; then hidden again, by one more call or without. */
+        /* visible VALUE: set before the driver starts; then hidden again, with or without one more call. */
         setenv("CUDA_VISIBLE_DEVICES", argv[2], 1);
         struct driver d = driver_of(open_driver(RTLD_NOW));
         ok(d.init(0));
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!strcmp(how, "copy")) {
-        /* A second copy of the limiter, loaded when the environment says something else. */
+        /* A second copy of the limiter, loaded while the environment says something else. */
         clearenv();
         setenv("SLUICE_FAKE_NODE", node, 1);
         if (!dlmopen(LM_ID_NEWLM, argv[2], RTLD_NOW)) {

@@ -1,4 +1,4 @@
-/* Memory that is exported stays charged while anything refers to it, in this process or in one of another session. */
+/* Exported memory stays charged while anything refers to it, in this process or in one of another session. */
 #include "any.h"
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -10,7 +10,7 @@ typedef unsigned long long handle_t;
 
 static int line;
 
-/* One side tells the other 64 bytes and, perhaps, a descriptor. */
+/* Sends the other side 64 bytes and, optionally, a descriptor. */
 static void tell(const char *bytes, int file) {
     char space[CMSG_SPACE(sizeof file)] = {0}, text[64] = {0};
     struct iovec part = {text, sizeof text};
@@ -71,7 +71,7 @@ static void alone(size_t all) {
     close(copy);
     is_left(all);
 
-    /* What is imported by its own exporter. */
+    /* Imported by its own exporter. */
     handle_t again = imported(descriptor());
     is_left(all - PHYSICAL);
     must("cuMemAddressReserve", &at, PHYSICAL, (size_t)0, (CUdeviceptr)0, 0ull);
@@ -81,7 +81,7 @@ static void alone(size_t all) {
     must("cuMemUnmap", at, PHYSICAL);
     is_left(all);
 
-    /* As many as fit, and no more; the driver's own part stays what it is. */
+    /* As many as fit, and no more; the driver's own part does not change. */
     int files[64], many = 0;
     struct props shared = on_device(0);
     handle_t made;
@@ -121,7 +121,7 @@ static void importer(size_t all) {
     must("cuIpcCloseMemHandle", opened);
     tell(NULL, -1);
 
-    /* What its exporter leaves behind is the importer's. */
+    /* The importer owns what its exporter leaves behind. */
     held = imported(hear(NULL));
     hear(handle);
     memcpy(&ipc, handle, sizeof ipc);
@@ -166,7 +166,7 @@ static void exporter(size_t all) {
     tell(NULL, -1);
     hear(NULL);
     is_left(all);
-    /* Nobody has it open. */
+    /* No process has it open. */
     must("cuMemAlloc_v2", &plain, PLAIN);
     must("cuIpcGetMemHandle", handle, plain);
     must("cuMemFree_v2", plain);

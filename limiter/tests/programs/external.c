@@ -1,5 +1,5 @@
-/* Memory of other interfaces, tiles of sparse arrays, multicast objects: what keeps memory alive keeps it
- * charged. */
+/* Memory of other interfaces, tiles of sparse arrays, multicast objects: memory stays charged as long as anything
+ * keeps it alive. */
 #include "any.h"
 #include <fcntl.h>
 
@@ -126,7 +126,7 @@ static void multicast_objects(void) {
     is_left(whole - 32 * MIB);
     must("cuMulticastUnbind", object, 0, (size_t)0, 32 * MIB);
     is_left(whole);
-    /* What is still bound goes with the object. */
+    /* What is still bound ends with the object. */
     must("cuMemCreate", &memory, 32 * MIB, &shared, 0ull);
     must("cuMulticastBindMem_v2", object, 0, 32 * MIB, memory, (size_t)0, 32 * MIB, 0ull);
     must("cuMemRelease", memory);

@@ -1,9 +1,9 @@
-/* Fills the memory until it is refused, while code is placed on the device by kernels' first launches:
+/* Fills the memory until it is refused, while the first launches of kernels place code on the device:
  *   fill THREADS CHUNK_MIB IMAGES IMAGE_MIB PLACED_MIB WHEN [pool]
- * Images of so many MiB take PLACED_MIB each. WHEN: "before" the first allocation; before the first of
- * an "other" process of the session; "between" allocations; "meanwhile", by another thread, as long as
- * there is room for code by itself. With "pool", memory comes from the device's pool.
- * Says how many chunks it was granted. */
+ * Images of IMAGE_MIB take PLACED_MIB each. WHEN: "before" the first allocation; before the first of an "other"
+ * process of the session; "between" allocations; "meanwhile", by another thread, as long as the code alone would
+ * fit. With "pool", memory comes from the device's pool.
+ * Prints how many chunks it was granted. */
 #include "any.h"
 #include <pthread.h>
 #include <sys/wait.h>
@@ -32,7 +32,7 @@ static void load(CUfunction *kernel, size_t bytes, size_t placed) {
     free(image);
 }
 
-/* The first launch of a kernel; what does not fit on the device itself is no failure here. */
+/* The first launch of a kernel; memory that does not fit on the device itself is no failure here. */
 static int launch_next(void) {
     pthread_mutex_lock(&lock);
     int number = launched < images ? launched++ : -1;
@@ -93,12 +93,12 @@ int main(int argc, char **argv) {
     *(void **)&alloc_async = need(library, "cuMemAllocAsync");
     for (int i = 0; i < images; i++)
         load(&kernels[i], (size_t)atoi(argv[4]) * MIB, (size_t)atoi(argv[5]) * MIB);
-    /* What is known by now is of the time before any code is there. */
+    /* Known figures are from the time before any code was placed. */
     usleep(child == 0 ? 0 : 300000);
     if (!strcmp(when, "before") || !strcmp(when, "other")) {
         while (launch_next())
             ;
-        /* Has the limiter's own thread look, and lets it begin. */
+        /* Wakes the limiter's own thread, and gives it time to begin. */
         CUstream stream;
         ok(d.stream_create(&stream, 1));
         usleep(2000);
@@ -116,7 +116,7 @@ int main(int argc, char **argv) {
     filling = 0;
     if (!strcmp(when, "meanwhile"))
         pthread_join(other, NULL);
-    /* NVML is asked from outside. */
+    /* NVML is polled from outside. */
     usleep(100000);
     if (!strcmp(when, "other") && child > 0) {
         int status = 0;

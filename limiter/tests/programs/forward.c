@@ -1,5 +1,5 @@
-/* A libcuda.so.1 that hands each call on to another libcuda.so.1, which REAL names: as WSL's loader does, and tools that
- * stand between. It loads that one at once, or with LAZY in cuInit. */
+/* A libcuda.so.1 that forwards each call to another libcuda.so.1, named by REAL, like WSL's loader and interposed
+ * tools. It loads that one at once, or with LAZY in cuInit. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Fills the limit, gives back, fills again; in one context, then in one made anew. The amount
- * granted must be the same each time. */
+/* Fills the limit, frees, fills again; in one context, then in a new one. The amount granted must be the same each
+ * time. */
 #include "driver.h"
 
 int main(void) {

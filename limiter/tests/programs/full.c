@@ -1,9 +1,9 @@
-/* Allocates and frees at random, always close to its limit, for so many milliseconds and in so many
- * threads; on a slow machine for longer, until it has met its limit some times:
+/* Allocates and frees at random, always close to its limit, for MS milliseconds in THREADS threads; on a slow
+ * machine for longer, until it has met its limit a few times:
  *   full linear|pool|expand|graph MS THREADS
- *   full code MS THREADS       and uses kernels meanwhile whose code is large
- * Says how much it had at most, how often it was refused, and how often a refused allocation fitted when a
- * third of everything was freed. Memory of pools and graphs is freed in the order of a stream. */
+ *   full code MS THREADS       and meanwhile uses kernels whose code is large
+ * Prints how much it had at most, how often it was refused, and how often a refused allocation fitted after a third
+ * of everything was freed. Memory of pools and graphs is freed in stream order. */
 #include "any.h"
 #include <pthread.h>
 
@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
     uint64_t all = UINT64_MAX;
     must("cuDeviceGetDefaultMemPool", &pool, 0);
     must("cuMemPoolSetAttribute", pool, 4, &all);
-    /* Others of the session are to have their contexts as well. */
+    /* The session's other processes should have their contexts as well. */
     usleep(500000);
     until = now() + atoi(argv[2]) / 1000.0;
     at_most = until + 30;

@@ -1,16 +1,16 @@
-/* Kernels on ever new grids, a new one every so many launches: grids [how] [seconds] [launches of each]. */
+/* Kernels on ever new grids: grids [how] [seconds] [launches of each]. */
 #include "driver.h"
 
-/* Launches that are given to the device together. */
+/* Launches that are queued together. */
 enum { STEP = 8 };
 
 static struct driver d;
 static CUfunction kernel;
 
-/* The n-th grid; none comes twice. */
+/* The n-th grid; none occurs twice. */
 static unsigned blocks_of(uint64_t n) { return (unsigned)(10000 + n * 7919 % 80021); }
 
-/* How long a kernel takes that does something for each of its blocks, 150 to 550 us. */
+/* Duration of a kernel that does some work for each of its blocks, 150 to 550 us. */
 static uint64_t ns_of(unsigned blocks) { return 100000 + 5 * (uint64_t)blocks; }
 
 static void launch(unsigned blocks, uint64_t ns) {

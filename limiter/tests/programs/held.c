@@ -1,5 +1,6 @@
 /* Streams wait for a value. The program launches, writes the value, and waits for the work:
- * held STREAMS LAUNCHES US ROUNDS. LAUNCHES are those into each stream. Says how long a round took at most. */
+ *   held STREAMS LAUNCHES US ROUNDS
+ * LAUNCHES counts per stream. Prints the longest round. */
 #include "any.h"
 #include <sys/mman.h>
 

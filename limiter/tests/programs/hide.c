@@ -1,11 +1,11 @@
-/* A process holds memory and hides; a sibling hides, too, and wants memory that is not left.
+/* A process holds memory and hides; another process of the session hides too, and requests memory that is not left.
  *   hide HOLDER ASKER
- * Ways to hide: "no"; "fds", closes all descriptors; "pids", lives in a pid namespace with a /proc of its
- * own; "first", is the first process of a pid namespace and sees the /proc of the one outside; "user", gives
- * up root after it has started; "root", changes its root to an empty directory. They can be joined: "fds+root". A holder with
- * "child" leaves a copy of itself behind that lives on.
- * Says what became of the allocation while the holder lived, and after how long it was granted when the
- * holder was killed. */
+ * Ways to hide: "no"; "fds", closes all descriptors; "pids", lives in a pid namespace with its own /proc; "first",
+ * is the first process of a pid namespace and sees the /proc outside; "user", drops root after its start; "root",
+ * changes its root to an empty directory. They can be combined: "fds+root". A holder with "child" leaves a copy of
+ * itself that lives on.
+ * Prints the result of the allocation while the holder lived, and how long after the holder was killed it was
+ * granted. */
 #include "driver.h"
 #include <sched.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ static struct driver d;
 
 static int has(const char *ways, const char *way) { return strstr(ways, way) != NULL; }
 
-/* Forks and goes on as the child, which ends with its parent. */
+/* Forks and continues as the child, which ends with its parent. */
 static void go_on_as_child(void) {
     int status;
     pid_t child = fork();
@@ -32,7 +32,7 @@ static void go_on_as_child(void) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
-/* Goes on in a pid namespace; not as its first process, which cannot kill itself. */
+/* Continues in a pid namespace; not as its first process, which cannot kill itself. */
 static void enter_pids(void) {
     if (unshare(CLONE_NEWPID | CLONE_NEWNS)) {
         perror("unshare");
@@ -44,7 +44,7 @@ static void enter_pids(void) {
     go_on_as_child();
 }
 
-/* Goes on as the first process of a pid namespace, which only those outside can kill. */
+/* Continues as the first process of a pid namespace, which only processes outside can kill. */
 static void become_first(void) {
     int status;
     if (unshare(CLONE_NEWPID)) {

@@ -1,4 +1,5 @@
-/* Never uses a GPU; says what is in its process all the same; with "memory" also what that takes. */
+/* Never uses a GPU, and prints what its process contains all the same; with "memory" also how much memory that
+ * takes. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@ static int count(const char *path, int from) {
     return found;
 }
 
-/* KiB of this process that are resident, and of them those of mappings of the limiter; what it has changed of them. */
+/* KiB of this process that are resident, how many of them belong to mappings of the limiter, and how many of those
+ * it has changed. */
 static void resident(long *all, long *limiter, long *own) {
     char line[4096];
     long kib;
@@ -37,7 +39,7 @@ static void resident(long *all, long *limiter, long *own) {
     fclose(maps);
 }
 
-/* How many descriptors the kernel has room for before it makes this process's table larger. */
+/* For how many descriptors the kernel has room before it enlarges this process's table. */
 static int table(void) {
     char line[4096];
     int size = 0;
@@ -59,7 +61,7 @@ int main(int argc, char **argv) {
         mapped += strstr(line, ".page") != NULL || strstr(line, "libfake") != NULL;
     }
     fclose(maps);
-    /* Above standard error; the one that reads the directory is not counted. */
+    /* Above standard error, without the one that reads the directory. */
     printf("secure=%lu preloaded=%d threads=%d descriptors=%d mapped=%d table=%d\n", getauxval(AT_SECURE), preloaded,
            count("/proc/self/task", 0), count("/proc/self/fd", 2) - 1, mapped, table());
     if (argc > 1 && !strcmp(argv[1], "memory")) {

@@ -1,6 +1,6 @@
-/* A library that stands in for functions of the driver by name, as other limiters and tracers do: it exports some, has
- * dlsym answer with them, and cuGetProcAddress. It counts what passes, and passes it on to the driver.
- * When a process ends it writes how many calls passed to the file that INTERPOSER_SAYS names. */
+/* A library that replaces driver functions by name, like other limiters and tracers: it exports some, and answers
+ * dlsym and cuGetProcAddress with them. It counts calls and forwards them to the driver.
+ * At the end of the process it writes the number of calls to the file that INTERPOSER_SAYS names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

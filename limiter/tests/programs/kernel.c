@@ -1,6 +1,6 @@
-/* Stands in for NVIDIA's kernel module: preloaded, it answers two of the questions that NVML asks by ioctl.
- * KERNEL_PIDS has the ids of the processes on each device, KERNEL_UUIDS the 32 digits of each device. "-" in place of the
- * digits: the device is not told. Prints how many questions of each kind it has got, when the process ends. */
+/* A stand-in for NVIDIA's kernel module: preloaded, it answers two of NVML's ioctl queries. KERNEL_PIDS has the ids
+ * of the processes on each device, KERNEL_UUIDS the 32 digits of each device; "-" instead of digits: the device is
+ * not reported. At the end of the process it prints how many queries of each kind it got. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>

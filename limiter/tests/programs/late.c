@@ -1,6 +1,7 @@
-/* A program whose thread is away now and then, as one that prepares its next step:
- * late US LAUNCHES AWAY_MS SECONDS. It launches so many kernels of so many us, and then does something else.
- * Says for how much of the time the device worked, in thousandths. */
+/* A program whose thread is away now and then, like one that prepares its next step:
+ *   late US LAUNCHES AWAY_MS SECONDS
+ * Launches LAUNCHES kernels of US microseconds, and then does something else. Prints for how much of the time the
+ * device worked, in thousandths. */
 #include "any.h"
 
 int main(int argc, char **argv) {

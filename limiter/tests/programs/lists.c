@@ -1,9 +1,9 @@
-/* What NVML lists of the first device's processes.
- *   lists hold MIB    makes a context, allocates, says its pid, and stays
+/* NVML's lists of the first device's processes.
+ *   lists hold MIB    makes a context, allocates, prints its pid, and stays
  *   lists busy        the same, with kernels
- *   lists show        says what each list holds
- *   lists private N   says whom a private function lists on the device of this number
- *   lists calls       says what wrong and short calls return (there is one process in the session) */
+ *   lists show        prints the entries of each list
+ *   lists private N   prints the processes that a private function lists on device N
+ *   lists calls       prints the results of wrong and short calls (the session has one process) */
 #include "driver.h"
 #include <errno.h>
 

@@ -1,4 +1,4 @@
-/* Reaches the driver in the way that its first argument names, then says whether the limit holds. */
+/* Reaches the driver in the way that its first argument names, then prints whether the limit applies. */
 #include "driver.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -15,7 +15,7 @@ static void use(void *library) {
     say_limit(&d);
 }
 
-/* Says what becomes of each step in a copy of the driver that may be unusable. */
+/* Prints the result of each step in a copy of the driver that may be unusable. */
 static void try_copy(void *library) {
     struct driver d = driver_of(library);
     CUdevice device = 0;
@@ -63,7 +63,7 @@ static void open_and_use(void *unused) {
     use(open_driver(RTLD_NOW));
 }
 
-/* What the kernel refuses from now on, and in what is executed then, with this error. */
+/* What the kernel refuses from now on, also in programs executed later, and with which error. */
 static void deny(const char *what, int error) {
 #define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define IF(what, value, yes, no) BPF_JUMP(BPF_JMP | what | BPF_K, value, yes, no)
@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
     } else if (!strcmp(how, "lazy")) {
         use(open_driver(RTLD_LAZY | RTLD_GLOBAL));
     } else if (!strcmp(how, "library")) {
-        /* The library's constructor does it all. */
+        /* The library's constructor does everything. */
         if (!dlopen(argv[2], RTLD_NOW)) {
             fprintf(stderr, "%s\n", dlerror());
             return 98;
@@ -206,8 +206,8 @@ int main(int argc, char **argv) {
         void *library = open_driver(RTLD_NOW);
         struct driver d = driver_of(library);
         start_driver(&d);
-        /* The real driver is unusable in such a child; whatever it answers, it must not be memory
-         * beyond the limit. */
+        /* The real driver is unusable in such a child; whatever it answers, it must not grant memory beyond the
+         * limit. */
         int status = child(try_copy, library);
         say_limit(&d);
         printf("status=%d\n", status);

@@ -1,5 +1,5 @@
-/* Says what NVML and the driver tell about the memory of each device that they list. NVML gets a filled structure:
- * what a refused call leaves of it is said. With an argument, the driver is not loaded. */
+/* Prints what NVML and the driver report about the memory of each device that they list. NVML gets a filled
+ * structure, so that changes by a refused call show. With an argument, the driver is not loaded. */
 #include "driver.h"
 
 struct memory {

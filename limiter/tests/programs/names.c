@@ -1,4 +1,4 @@
-/* Says which of the names that follow can be found: names LIBRARY NAME... By dlsym, and by cuGetProcAddress. */
+/* Prints which of the given names can be found by dlsym and by cuGetProcAddress: names LIBRARY NAME... */
 #include "driver.h"
 
 int main(int argc, char **argv) {

@@ -1,10 +1,10 @@
-/* Allocates and frees over and over, with so many MiB left of the limit:
+/* Allocates and frees over and over, with LEFT_MIB left of the limit:
  *   near WHAT LEFT_MIB MS THREADS [PLACED_MIB]
- * WHAT: "linear", "pool", "physical"; or "mixed", linear memory of sizes and lifetimes at random.
- * Says how often in so many milliseconds, what an allocation and a free took in the mean, and how often NVML and
- * cuMemGetInfo were asked meanwhile (SLUICE_FAKE_ASKED names the file of the questions).
- * PLACED_MIB: in the middle of this the driver takes so much by itself, which leaves no room. Says after how many
- * microseconds an allocation was refused. */
+ * WHAT: "linear", "pool", "physical"; or "mixed", linear memory of random sizes and lifetimes.
+ * Prints how often in MS milliseconds, the mean time of an allocation and of a free, and how often NVML and
+ * cuMemGetInfo were queried meanwhile (SLUICE_FAKE_ASKED names the file of the queries).
+ * PLACED_MIB: in the middle of this the driver takes that much by itself, which leaves no room. Prints after how
+ * many microseconds an allocation was refused. */
 #include "any.h"
 #include <pthread.h>
 #include <sys/stat.h>
@@ -29,7 +29,7 @@ struct sum {
     CUdeviceptr range;
 };
 
-/* How often each kind of question was asked. */
+/* How often each kind of query was made. */
 static void asked(size_t *lists, size_t *infos) {
     *lists = *infos = 0;
     const char *name = getenv("SLUICE_FAKE_ASKED");
@@ -61,7 +61,7 @@ static CUresult take(struct sum *sum, CUdeviceptr *at, size_t bytes) {
 static void drop(struct sum *sum, CUdeviceptr at, size_t bytes) {
     if (!strcmp(what, "pool")) {
         ok(free_async(at, sum->stream));
-        /* The pool gives everything back, and grows again in the next round. */
+        /* The pool releases everything, and grows again in the next round. */
         ok(d.stream_synchronize(sum->stream));
     } else if (strcmp(what, "physical")) {
         ok(d.mem_free(at));

@@ -1,5 +1,5 @@
-/* Calls each function of a generated list with null, valid and unaligned pointers, and says what comes of it.
- * A call that faults is said as well; the program goes on with the next function, in a new process image. */
+/* Calls each function of a generated list with null, valid and unaligned pointers, and prints the results. A call
+ * that faults is reported as well; the program continues with the next function, in a new process image. */
 #include "driver.h"
 #include <signal.h>
 
@@ -35,7 +35,7 @@ static void *library_of(const char *name) {
     return *found;
 }
 
-/* `null`: the pointer that is null; those that are not null have this offset. */
+/* `null`: the pointer that is null; the others have this offset. */
 static void try(const struct function *f, int null, int offset, long size, void *device) {
     typedef int (*any)(long, long, long, long, long, long, long, long, long, long, long, long, long, long);
     any call = (any)dlsym(library_of(f->name), f->name);

@@ -1,4 +1,4 @@
-/* Launches that come from where launches usually do not. */
+/* Launches from unusual places. */
 #include "driver.h"
 #include <sys/mman.h>
 #include <errno.h>
@@ -7,7 +7,7 @@
 static struct driver d;
 static CUfunction kernel;
 static CUcontext context;
-/* Every thread's stack has room for this, and for what comes on top. */
+/* Every thread's stack has room for this, and for the calls on top. */
 static __thread volatile char thread_local_memory[2 << 20];
 /* Threads cannot be started any more. */
 static volatile int no_threads;
@@ -83,7 +83,7 @@ static void green_context(double seconds) {
         /* Gone with its context or not, by the driver's version. */
         (void)d.stream_destroy(stream);
     }
-    /* Memory of the program's is nobody else's, wherever it is. */
+    /* The program's memory is used by nobody else, wherever it is. */
     CUresult (*host_register)(void *, size_t, unsigned);
     *(void **)&host_register = need(library, "cuMemHostRegister_v2");
     for (int i = 0; i < 64; i++)
@@ -155,7 +155,7 @@ static void host_work(double seconds) {
     printf("permille=%.0f\n", done * 1e-3 / (now() - start) * 1000);
 }
 
-/* What the programs below need of the driver besides. */
+/* Further driver functions that the programs below need. */
 static struct {
     CUresult (*create)(void **, unsigned);
     CUresult (*record)(void *, CUstream);
@@ -273,7 +273,7 @@ static uint32_t *written;
 static void *word_done[WORDS_AHEAD];
 static uint32_t words_queued;
 
-/* Writes each word 3 ms after the work behind the one before is done. */
+/* Writes each word 3 ms after the work behind the previous one is done. */
 static void *write_words(void *unused) {
     (void)unused;
     ok(d.ctx_set(context));
@@ -328,7 +328,7 @@ static void words(int other, double seconds) {
 
 static CUdeviceptr word_there;
 
-/* A thread that makes one wait after the other in a stream that it launches nothing into. */
+/* A thread that enqueues one wait after the other into a stream that it launches nothing into. */
 static void *wait_for_the_word(void *stream) {
     ok(d.ctx_set(context));
     /* Until the driver is gone. */
@@ -384,7 +384,7 @@ static void *launch_once(void *unused) {
     return (void *)(intptr_t)spin(&d, kernel, 100, NULL);
 }
 
-/* Launches of several threads at once at a gate that nobody can be found to open. */
+/* Several threads launch at once at a gate whose governor cannot be started. */
 static void without_threads(void) {
     enum { THREADS = 4 };
     pthread_t threads[THREADS];

@@ -1,4 +1,4 @@
-/* Memory that is there before its context, and after it. */
+/* Memory that exists before its context, and after it. */
 #include "any.h"
 
 typedef unsigned long long handle_t;

@@ -1,5 +1,5 @@
-/* A library that stands before the driver in a program's list of libraries, and finds the driver's function behind its own.
- * It loads a library by a name that only its own RUNPATH leads to. */
+/* A library before the driver in a program's list of libraries, which looks up the next definition of a driver
+ * function. It loads a library by a name that only its own RUNPATH leads to. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* A driver each of whose calls is a cancellation point for as many milliseconds as the program says: of the real one
- * it is not known which are. */
+/* A driver in which each call is a cancellation point for as many milliseconds as the program requests: which calls
+ * of the real driver are cancellation points is unknown. */
 #include <poll.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Pools in odd orders: what they give back is given back at once. */
+/* Pools in odd orders: memory that they release is uncharged at once. */
 #include "any.h"
 
 typedef void *CUmemoryPool;

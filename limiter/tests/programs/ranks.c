@@ -1,12 +1,12 @@
-/* Starts ranks as mpirun and torchrun do: ranks COUNT. Each is a process of its own that learns its number by the
- * environment. When all have a context each takes all the memory that it gets, and holds it until all have done so. Says
- * what they have together. */
+/* Starts ranks as mpirun and torchrun do: ranks COUNT. Each is a process of its own that gets its number in the
+ * environment. When all have a context, each takes all the memory that it gets, and holds it until all have done
+ * so. Prints the sum. */
 #include "driver.h"
 #include <sys/wait.h>
 
 #define CHUNK (16 * MIB)
 
-/* Tells the launcher a number, and waits until it closes the pipe of this step. */
+/* Sends the launcher a number, and waits until it closes the pipe of this step. */
 static void step(int told, size_t number, int until) {
     char byte;
     if (write(told, &number, sizeof number) != sizeof number || read(until, &byte, 1) != 0)
@@ -27,7 +27,7 @@ static void rank(int told, int go, int end) {
     step(told, taken, end);
 }
 
-/* What the ranks tell together. */
+/* The sum of the ranks' numbers. */
 static size_t heard(int from, int count) {
     size_t all = 0, one;
     for (; count > 0 && read(from, &one, sizeof one) == sizeof one; count--)
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
         rank(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
         return 0;
     }
-    /* A rank that fails tells nothing. */
+    /* A rank that fails sends nothing. */
     alarm(80);
     if (pipe(told) != 0 || pipe(go) != 0 || pipe(end) != 0)
         return 94;

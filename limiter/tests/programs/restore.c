@@ -1,4 +1,4 @@
-/* Writes the driver's own first instructions back over a function, or over its hook: restore WHEN NAME. */
+/* Writes the driver's original first instructions back over a function, or over its hook: restore WHEN NAME. */
 #include "driver.h"
 #include <elf.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@ static void write_code(unsigned char *to, const unsigned char *code, size_t byte
     mprotect(page, length, PROT_READ | PROT_EXEC);
 }
 
-/* What the library's file has at an address. */
+/* The bytes of the library's file at an address. */
 static void in_file(void *address, unsigned char *code, size_t bytes) {
     Dl_info info;
     Elf64_Ehdr head;
@@ -43,7 +43,7 @@ static void restore(void *library, const char *name) {
     write_code(function, code, sizeof code);
 }
 
-/* What a patched function's jump leads to, past a relay. */
+/* The target of a patched function's jump, past a relay. */
 static unsigned char *hook_of(unsigned char *function) {
     int32_t distance;
     memcpy(&distance, function + 1, sizeof distance);
@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
     CUdevice device;
     CUcontext context;
     if (!strcmp(when, "breakpoint")) {
-        /* As a debugger does: the first byte, and back again before anybody calls. */
+        /* Like a debugger: changes the first byte, and restores it before any call. */
         unsigned char *function = (unsigned char *)d.mem_alloc, first = *function;
         write_code(function, (const unsigned char[]){0xcc}, 1);
         printf("init=%d ", d.init(0));
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         printf("init=%d ", d.init(0));
         restore(library, argv[2]);
     } else if (!strcmp(when, "wait")) {
-        /* Nothing happens after it that Sluice would be told of. */
+        /* Nothing that Sluice would learn of happens after it. */
         start_driver(&d);
         restore(library, argv[2]);
         sleep(3);

@@ -1,5 +1,5 @@
-/* Memory of another process of the same session. Both have a context; what is shared is charged once, to
- * its exporter, whatever the importer does with it. */
+/* Memory of another process of the same session. Both have a context; shared memory is charged once, to its
+ * exporter, whatever the importer does with it. */
 #include "any.h"
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ struct pool_pointer {
 };
 typedef void *CUmemoryPool;
 
-/* What one side tells the other. */
+/* A message from one side to the other. */
 struct message {
     struct ipc_handle ipc;
     struct pool_pointer pointer;
@@ -122,7 +122,7 @@ int main(void) {
     must("cuIpcCloseMemHandle", twice);
     if (call("cuIpcCloseMemHandle", twice) == 0)
         return 2;
-    /* The address may be one's own next. */
+    /* The address may next be one of the process's own. */
     ok(d.mem_alloc(&own, 64 * MIB));
     is_left(message.left - 64 * MIB);
     ok(d.mem_free(own));
@@ -161,7 +161,7 @@ int main(void) {
     int status;
     if (waitpid(child, &status, 0) != child || status != 0)
         return 3;
-    /* Its context is gone, too, which is noticed within a second. */
+    /* Its context is gone too, which is noticed within a second. */
     double died = now();
     while (left() <= all && now() - died < 1)
         usleep(1000);

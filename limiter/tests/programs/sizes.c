@@ -1,5 +1,5 @@
-/* Says what the driver and NVML tell about the memory of each device: once without an allocation
- * and once with one of 256 MiB. */
+/* Prints what the driver and NVML report about the memory of each device: once without an allocation and once with
+ * one of 256 MiB. */
 #include "driver.h"
 
 struct memory {

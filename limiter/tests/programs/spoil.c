@@ -1,7 +1,8 @@
-/* Threads allocate and free, launch and ask, while the session's page is spoilt:
+/* Threads allocate and free, launch and query, while the session's page is damaged:
  *   spoil PAGE HOW THREADS MS
- * HOW: "cut" to nothing, "half" of it, "zero" or "noise" all of it, "slots" zeros behind the first 128 bytes,
- * "again" zeros over and over, "middle" zeros over and over in the slots alone. Says how many calls were made after that. */
+ * HOW: "cut" truncates it to nothing, "half" to half of it; "zero" or "noise" overwrites all of it, "slots" zeroes
+ * all but the first 128 bytes, "again" zeroes it over and over, "middle" only the slots over and over. Prints how
+ * many calls were made after that. */
 #include "driver.h"
 #include <fcntl.h>
 #include <pthread.h>

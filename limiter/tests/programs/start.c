@@ -1,5 +1,5 @@
 /* Starts a program in the way that the first argument names: start WAY PROGRAM ARGUMENT...
- * Its exit status is this one's; 77: the system does not allow the way. */
+ * Returns the program's exit status; 77: the system does not allow this way. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -41,7 +41,7 @@ static int not_allowed(const char *what) {
     return NOT_ALLOWED;
 }
 
-/* As a service manager or Ray does it: two forks and a session of its own. The pipe closes when the last process that the
+/* Like a service manager or Ray: two forks and a new kernel session. The pipe closes when the last process that the
  * program has left ends. */
 static int daemonised(char **program) {
     int pipes[2];
@@ -63,7 +63,7 @@ static int daemonised(char **program) {
     return status;
 }
 
-/* What a sandbox refuses that wants no more than a CUDA program needs. Who asks for what a kernel may lack gets ENOSYS. */
+/* Denied by a sandbox that allows no more than a CUDA program needs. Calls that a kernel may lack get ENOSYS. */
 static int in_a_sandbox(char **program) {
     static const int refused[] = {
         SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_perf_event_open, SYS_userfaultfd, SYS_bpf, SYS_kcmp,

@@ -117,7 +117,7 @@ static void step(const char *what, long n) {
         *(void **)&limit = need(library, "cuCtxSetLimit");
         result = limit(2, (size_t)n * MIB);
     } else if (!strcmp(what, "nosleep")) {
-        /* The kernel knows no sleep from now on, in any thread. */
+        /* From now on every sleep fails in the kernel, in any thread. */
         struct sock_filter filter[] = {
             BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 1, 0),

@@ -34,7 +34,7 @@ static void start_worker(int self) {
     CUcontext context;
     ok(d.init(0));
     ok(d.device_get(&device, 0));
-    /* The others may have taken the room of one that was killed; they free all the time. */
+    /* Others may have taken the room of a killed process; they free all the time. */
     CUresult result;
     while ((result = d.ctx_create(&context, 0, device)) == 2)
         usleep(1000);
@@ -56,7 +56,7 @@ static pid_t worker(void (*work)(int, int, char **), int self, int count, char *
     return pid;
 }
 
-/* Each round all take a chunk at the same moment; the limit has room for `fits` of them. */
+/* In each round all take a chunk at the same moment; the limit has room for `fits` of them. */
 static void race(int self, int count, char **rest) {
     int rounds = atoi(rest[0]), fits = atoi(rest[2]);
     size_t chunk = (size_t)atoll(rest[1]);
@@ -102,11 +102,11 @@ static void churn(int self, int count, char **rest) {
                 memory[at] = 0;
         }
         slower(self, now() - begun);
-        /* In bursts, so that the others, and whoever kills, have their turn. */
+        /* In bursts, so that the others and the killer get their turn. */
         if (rand_r(&seed) % 8 == 0)
             usleep(500);
     }
-    /* Asked twice, so that whoever died meanwhile is noticed. */
+    /* Queried twice, so that a process that died meanwhile is noticed. */
     size_t free_bytes, total;
     ok(d.mem_info(&free_bytes, &total));
     usleep(100000);
@@ -119,7 +119,7 @@ static void churn(int self, int count, char **rest) {
     pause();
 }
 
-/* Allocates and frees at a quiet pace until that fails, and a while longer; or for `rounds`. */
+/* Allocates and frees at a slow pace until that fails, and a while longer; or for `rounds`. */
 static void steady(int self, int count, char **rest) {
     int rounds = atoi(rest[0]);
     (void)count;
@@ -167,9 +167,9 @@ int main(int argc, char **argv) {
     if (argc < 4)
         return 95;
     int count = atoi(argv[2]);
-    /* The workers end with this process, and this one in any case. */
+    /* The workers end with this process, and this process ends in any case. */
     alarm(80);
-    /* Loaded, and patched, once; started by each worker for itself. */
+    /* Loaded and patched once; each worker initializes it for itself. */
     d = driver_of(open_driver(RTLD_NOW));
     dlopen("libnvidia-ml.so.1", RTLD_NOW);
     char **rest = argv + 3;
@@ -190,7 +190,7 @@ int main(int argc, char **argv) {
         await_all(count);
         for (int kills = atoi(rest[0]); kills > 0; kills--) {
             usleep(rand_r(&seed) % 4000);
-            /* Sooner one that allocates than one that has just begun. */
+            /* Prefer one that allocates over one that has just begun. */
             int self = 0;
             for (int tries = 0; tries < 4; tries++) {
                 self = (int)(rand_r(&seed) % (unsigned)count);

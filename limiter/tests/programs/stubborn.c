@@ -1,5 +1,5 @@
-/* Calls on whatever the driver answers, says the first error and whether it got memory and could
- * launch, and ends with a status of its own. */
+/* Continues whatever the driver answers, prints the first error and whether it got memory and could launch, and
+ * ends with a status of its own. */
 #include "driver.h"
 
 static int first_error;

@@ -1,6 +1,6 @@
-/* Launches from many threads at once, each into a stream of its own: threads THREADS SECONDS US.
- * Says how many kernels were done. With "short" behind it: so many threads one after the other, eight at a time, with
- * one launch each. Says how long that took, and how much memory it left behind. */
+/* Launches from many threads at once, each into a stream of its own: threads THREADS SECONDS US. Prints how many
+ * kernels were done. With a further argument "short": THREADS threads in total, eight at a time, with one launch
+ * each; prints how long that took, and how much memory it left behind. */
 #include "driver.h"
 #include <pthread.h>
 

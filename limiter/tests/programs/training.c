@@ -1,6 +1,6 @@
-/* Steps as training takes them: training SECONDS US. One thread launches half of a step's kernels into the default
- * stream, then another the rest. A second stream prepares the next step, and each step waits for that.
- * Every fourth step is waited for. Says how many steps a second were done, and the longest of these four. */
+/* Steps like those of training: training SECONDS US. One thread launches half of a step's kernels into the default
+ * stream, then another one the rest. A second stream prepares the next step, and each step waits for that. Every
+ * fourth step is waited for. Prints how many steps a second were done, and the longest of these four. */
 #include "driver.h"
 #include <pthread.h>
 #include <semaphore.h>

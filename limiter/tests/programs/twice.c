@@ -1,4 +1,4 @@
-/* A driver that gives one function one name twice, as libraries with symbol versions do. */
+/* A driver that exports one function twice under one name, as libraries with symbol versions do. */
 int init(unsigned flags) { return flags == 0 ? 0 : 1; }
 __asm__(".symver init, cuInit@FIRST");
 int init_again(unsigned flags) __attribute__((alias("init")));

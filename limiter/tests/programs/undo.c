@@ -1,8 +1,8 @@
 /* Preloaded before the limiter: a machine on which patches do not last. Code that is made writable, changed, and
- * made executable again loses the change. UNDO says which changes: "jumps", "half" of the jumps (those at every other
- * sixteen bytes, which no function at the beginning of a page is), "all" of them and whatever else is written, or
- * "wrong": the jumps lead elsewhere. The loader's own code is left alone, or with "loader" nothing else is undone. Of an
- * engine it is known only that its jumps are near or far ones. */
+ * made executable again loses the change. UNDO selects the changes: "jumps", "half" of the jumps (those at every
+ * other sixteen bytes, where no function at the beginning of a page is), "all" of them and all other changes, or
+ * "wrong": the jumps lead elsewhere. The loader's own code is left alone, or with "loader" nothing else is undone.
+ * Only this is known about a patch engine: its jumps are near or far ones. */
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdint.h>
@@ -14,12 +14,12 @@
 
 #define PAGE 4096
 #define PAGES 512
-/* More is no code that an engine writes to. */
+/* An engine does not write more than this to code. */
 #define MOST (PAGES * PAGE)
 #define NEAR 5
 #define FAR 14
 
-/* Pages that are writable, as they were before. */
+/* Pages that are writable, with their previous contents. */
 static struct {
     unsigned char *start, before[PAGE];
 } pages[PAGES];

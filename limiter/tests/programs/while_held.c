@@ -45,7 +45,7 @@ static void work(CUstream on) {
     launched_ms += LAUNCHES;
 }
 
-/* Has a stream write a number behind its work. */
+/* Makes a stream write a number behind its work. */
 static void mark(CUstream on, int at, uint32_t number) {
     must("cuStreamWriteValue32_v2", on, word_at + 4 * (unsigned)at, number, 0);
 }
@@ -55,7 +55,7 @@ static void is_marked(int at, uint32_t number) {
         fail("a number that was not written behind the work", (int)word[at]);
 }
 
-/* Behind work that nobody can wait for: its stream is gone. */
+/* Behind work that cannot be waited for, because its stream is gone. */
 static void gets_marked(int at, uint32_t number) {
     for (double begun = now(); word[at] != number && now() - begun < 10;)
         usleep(100);
@@ -73,7 +73,7 @@ static void *work_and_end(void *destroy) {
     return NULL;
 }
 
-/* A thread ends with held work, and its stream may be gone, too. */
+/* A thread ends with held work, and its stream may be gone too. */
 static void thread_ends(uint32_t round, int destroy) {
     pthread_t thread;
     word[1] = round;
@@ -86,7 +86,7 @@ static void thread_ends(uint32_t round, int destroy) {
     gets_marked(0, round);
 }
 
-/* Streams are gone before their work has begun, and others come in their place. */
+/* Streams are destroyed before their work has begun, and others take their place. */
 static void stream_ends(uint32_t round) {
     for (int i = 0; i < 4; i++) {
         CUstream own;
@@ -101,7 +101,7 @@ static void stream_ends(uint32_t round) {
         gets_marked(i, round);
 }
 
-/* Mappings of memory that is shared and has no name. */
+/* Anonymous shared mappings. */
 static int shared_mappings(void) {
     char line[512];
     int count = 0;
@@ -144,7 +144,7 @@ static void primary_is_reset(void) {
     ok(d.stream_synchronize(stream));
 }
 
-/* A child that does nothing with the device, and leaves by its handlers or at once. */
+/* A child that does not use the device, and ends with its exit handlers or at once. */
 static void forks(uint32_t round) {
     int status;
     work(stream);
@@ -238,7 +238,7 @@ static void many_streams(uint32_t round) {
         is_marked(i, round);
 }
 
-/* Both default streams: what is in the one waits for what is in the other. */
+/* Both default streams: work in one waits for work in the other. */
 static void default_streams(uint32_t round) {
     uint64_t ns = 1000000;
     void *arguments[] = {&ns};
@@ -252,7 +252,7 @@ static void default_streams(uint32_t round) {
     is_marked(0, round);
 }
 
-/* Nothing but questions: nobody waits in the driver, and nobody launches. */
+/* Only queries: no thread waits in the driver, and none launches. */
 static void asks(uint32_t round) {
     CUresult result;
     work(stream);
@@ -263,7 +263,7 @@ static void asks(uint32_t round) {
     is_marked(0, round);
 }
 
-/* A launch fails that would have been held, and its stream has nothing else to do. */
+/* A launch that would have been held fails, and its stream has nothing else to do. */
 static void launch_fails(uint32_t round) {
     work(stream);
     ok(d.stream_synchronize(stream));
@@ -277,7 +277,7 @@ static void launch_fails(uint32_t round) {
     }
 }
 
-/* The call that launches waits for what it launches. */
+/* The launching call waits for its own work. */
 static void copies(void) {
     static char bytes[1 << 20];
     CUdeviceptr at;
@@ -288,7 +288,7 @@ static void copies(void) {
     must("cuMemFree_v2", at);
 }
 
-/* Fills and copies between the kernels that stay on the device: at a closed gate the thread goes on at once. */
+/* Fills and copies on the device between the kernels: at a closed gate the thread continues at once. */
 static void fills(uint32_t round, double *call) {
     enum { BYTES = 4096 };
     static CUdeviceptr at;
@@ -296,7 +296,7 @@ static void fills(uint32_t round, double *call) {
     if (!at)
         must("cuMemAlloc_v2", &at, (size_t)(2 * BYTES));
     work(stream);
-    /* Until what the program has left is used up. */
+    /* Until the program's saved time is used up. */
     usleep(30000);
     double begun = now();
     for (int i = 0; i < 4; i++) {
@@ -305,7 +305,7 @@ static void fills(uint32_t round, double *call) {
         must("cuMemcpyDtoDAsync_v2", at + BYTES, at, (size_t)BYTES, stream);
     }
     double took = now() - begun;
-    /* Before, they are not known yet. */
+    /* Before, their kinds are not known yet. */
     if (round > 2 && took > *call)
         *call = took;
     launched_ms += 4;
@@ -317,7 +317,7 @@ static void fills(uint32_t round, double *call) {
 
 static void note(void *at) { __atomic_store_n((uint32_t *)at, word[1], __ATOMIC_RELEASE); }
 
-/* A function of the host between the kernels, and another stream behind an event. */
+/* A host function between the kernels, and another stream behind an event. */
 static void in_order(uint32_t round) {
     static CUstream behind;
     static void *event;
@@ -373,7 +373,7 @@ static void far_ahead(uint32_t round, double *longest) {
     pthread_join(thread, NULL);
 }
 
-/* Close to its limit: more is allocated than fits beside what the stream has yet to free. */
+/* Close to its limit: more is allocated than fits beside the memory that the stream has yet to free. */
 static void frees(void) {
     CUdeviceptr memory;
     must("cuMemAllocAsync", &memory, 600 * MIB, stream);
