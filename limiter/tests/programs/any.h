@@ -1,5 +1,5 @@
-/* Any function of the driver by its name, for programs that use many of them once each. Arguments
- * have to have the widths of the driver's: (size_t)1, not 1, for a size_t. */
+/* Any function of the driver by its name, for programs that use many functions once each. Arguments need the widths
+ * of the driver's parameters: (size_t)1, not 1, for a size_t. */
 #ifndef ANY_H
 #define ANY_H
 
@@ -21,14 +21,14 @@ static inline void expect_(CUresult result, CUresult expected, const char *what,
 
 #define OUT_OF_MEMORY 2
 
-/* What the session leaves free, as cuMemGetInfo says. */
+/* The memory that the session leaves free, by cuMemGetInfo. */
 static inline size_t left(void) {
     size_t free = 0, total = 0;
     must("cuMemGetInfo_v2", &free, &total);
     return free;
 }
 
-/* Ends the program unless as much is free as expected. */
+/* Ends the program unless the expected amount is free. */
 static inline void is_left_(size_t expected, int line) {
     size_t now = left();
     if (now != expected) {

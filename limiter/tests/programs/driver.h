@@ -1,5 +1,5 @@
-/* The part of the driver API that the test programs use, found as a program without the toolkit
- * finds it: dlopen, then dlsym. */
+/* The part of the driver API that the test programs use, looked up like a program without the toolkit does: dlopen,
+ * then dlsym. */
 #ifndef DRIVER_H
 #define DRIVER_H
 
@@ -103,7 +103,7 @@ static inline CUcontext start_driver(const struct driver *d) {
     return context;
 }
 
-/* Says what becomes of an allocation within the limit and of one beyond it. */
+/* Prints the results of an allocation within the limit and of one beyond it. */
 static inline void say_limit(const struct driver *d) {
     CUdeviceptr memory;
     printf("little=%d ", d->mem_alloc(&memory, LITTLE));
@@ -128,7 +128,7 @@ static inline CUresult spin(const struct driver *d, CUfunction kernel, uint64_t 
     return d->launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
 }
 
-/* For programs that hold streams: with lazy loading, the first launch of a kernel waits for all that are held. */
+/* For programs that hold streams: with lazy loading, the first launch of a kernel waits for all held streams. */
 static inline void load_spin(const struct driver *d, CUfunction kernel) {
     ok(spin(d, kernel, 1, NULL));
     ok(d->ctx_synchronize());

@@ -91,8 +91,8 @@ static void green_context(double seconds) {
     printf("permille=%.0f\n", done * 2e-3 / (now() - start) * 1000);
 }
 
-/* Work in a stream that waits for the host, after work in the legacy one and before work that the host waits
- * for: whoever puts anything more into the legacy stream ties all of them together. */
+/* Work in a stream that waits for the host, after work in the legacy stream and before work that the host waits
+ * for: anything more that is enqueued into the legacy stream makes them all wait for each other. */
 static void beside_the_legacy_stream(double seconds) {
     CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned);
     CUresult (*host_alloc)(void **, size_t, unsigned);
@@ -126,7 +126,7 @@ static void beside_the_legacy_stream(double seconds) {
 
 static void work(void *microseconds) { usleep((useconds_t)(intptr_t)microseconds); }
 
-/* A kernel, then thrice as long a function of the host's, with others queued behind them. */
+/* A kernel, then a host function that takes three times as long, with others queued behind them. */
 static void host_work(double seconds) {
     enum { AHEAD = 8 };
     CUresult (*host_function)(CUstream, void (*)(void *), void *);
@@ -187,7 +187,7 @@ static uint32_t *word_of_the_host(CUdeviceptr *device) {
 }
 
 /* Kernels of 1 ms on the second device, each after an event of the first one, where 4 ms pass between two: all of
- * it in a kernel, or most of it in a function of the host's. Says how busy the second one was. */
+ * it in a kernel, or most of it in a host function. Prints how busy the second device was. */
 static void pipeline(int on_host, double seconds) {
     enum { AHEAD = 8 };
     CUcontext second;
@@ -252,7 +252,7 @@ static void there_and_back(int by_default, double seconds) {
             ok(d.ctx_set(of[i]));
             for (int n = 0; n < KERNELS; n++)
                 ok(spin(&d, there[i], 100, stream[i]));
-            /* The other one is ready to take it: that is so already. */
+            /* The other device is ready to take over, which is so already. */
             ok(d.ctx_set(of[1 - i]));
             ok(e.record(ready[1 - i], stream[1 - i]));
             ok(d.ctx_set(of[i]));

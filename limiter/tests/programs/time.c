@@ -8,7 +8,7 @@ static CUfunction kernel;
 static CUstream other_stream;
 static volatile int stop;
 
-/* Kernels of `us` that are each waited for, for `seconds`; says the share of the time that they took. */
+/* Kernels of `us`, each waited for, for `seconds`; prints the share of the time that they took. */
 static void one_at_a_time(unsigned us, double seconds) {
     double start = now();
     int done = 0;
@@ -51,7 +51,7 @@ static void streams(double seconds) {
         for (int i = 0; i < 4; i++, done++)
             ok(spin(&d, kernel, 1000, stream));
         ok(d.stream_destroy(stream));
-        /* As many as fit in the queue would be launched ahead. */
+        /* As many as fit into the queue would be launched ahead. */
         ok(d.ctx_synchronize());
     }
     printf("done=%d permille=%.0f\n", done, done * 1e-3 / (now() - start) * 1000);
@@ -72,7 +72,7 @@ static void contexts(double seconds) {
     printf("done=%d permille=%.0f\n", done, done * 2e-3 / (now() - start) * 1000);
 }
 
-/* Short kernels in one stream after the other; says how long that took. */
+/* Short kernels in one stream after the other; prints how long that took. */
 static void many_streams(void) {
     enum { STREAMS = 40 };
     CUstream stream[STREAMS];
@@ -86,7 +86,7 @@ static void many_streams(void) {
     printf("took_ms=%.0f\n", (now() - start) * 1000);
 }
 
-/* Work in one stream that waits until there is work in another; says how long the longest round took. */
+/* Work in one stream that waits until another stream has work; prints the longest round. */
 static void dependent(void *library, double seconds) {
     CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned);
     CUresult (*host_alloc)(void **, size_t, unsigned);
@@ -131,8 +131,8 @@ static void *launch_until_stopped(void *unused) {
     return NULL;
 }
 
-/* Captures in GLOBAL mode, in which a wrong call of any other thread ends the capture, while another
- * thread launches, which is allowed, and is made to wait. */
+/* Captures in GLOBAL mode, in which a wrong call of any other thread ends the capture, while another thread
+ * launches, which is allowed, and has to wait. */
 static void capture(double seconds) {
     pthread_t other;
     CUstream stream;

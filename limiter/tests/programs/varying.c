@@ -1,13 +1,14 @@
 /* Kernels of one function whose time depends on an argument, waited for after every eight of them:
- * varying [percent of short ones] [microseconds of the others] [seconds]. With 0 microseconds the times have a heavy tail,
- * and two grids take turns. Says what part of the time they took. */
+ *   varying [percent of short ones] [microseconds of the others] [seconds]
+ * With 0 microseconds the times have a heavy tail, and two grids alternate. Prints which part of the time the
+ * kernels took. */
 #include "driver.h"
 
 enum { STEP = 8, SHORT_US = 20, LONGEST_US = 20000 };
 
 static uint32_t drawn = 7;
 
-/* A number in no order, below 2^24. */
+/* A pseudo-random number below 2^24. */
 static uint32_t draw(void) {
     drawn = drawn * 1664525 + 1013904223;
     return drawn >> 8;
