@@ -90,7 +90,7 @@ impl Claim {
     }
 }
 
-/// What a span shows about one session.
+/// The evidence of a span about one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) session: SessionId,
@@ -103,7 +103,7 @@ pub(crate) struct Finding {
     pub(crate) slicing_ns: u64,
     /// The part of the missing time that a sharing session may have used.
     pub(crate) unsaid_ns: u64,
-    /// What the session was charged, and how long it held leases.
+    /// The session's charge, and how long it held leases (ns).
     pub(crate) charged_ns: u64,
     pub(crate) held_ns: u64,
     /// For a sharing session: time missing beyond all that slicing and errors explain. Negative: that much to spare.
@@ -124,7 +124,7 @@ impl Audit {
     /// Records a claim on the time from `from` to `to`.
     pub(crate) fn claim(&mut self, session: SessionId, paid: Paid, from: u64, to: u64, all: Claim) {
         let whole = to.saturating_sub(from);
-        // Of longer intervals only the end counts.
+        // Only the end of a longer interval counts.
         let mut at = from
             .max(to.saturating_sub(2 * LONGEST_DRAIN_NS))
             .max(self.next.saturating_mul(SPAN_NS));
@@ -201,7 +201,7 @@ impl Sums {
     }
 }
 
-/// What a session's time shows.
+/// The evidence in a session's time.
 #[derive(Clone, Copy, Debug)]
 struct Evidence {
     /// How long the device was busy, and how much of that is missing in the reports.

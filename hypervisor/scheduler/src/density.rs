@@ -11,9 +11,9 @@ use crate::types::{WHOLE, portion, share_of};
 /// Whether a worker fills the device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It fills the device, or may do so. Two dense workers at once only slow each other down.
+    /// The worker fills the device, or may do so. Two dense workers at once only slow each other down.
     Dense,
-    /// It leaves the device idle part of the time, which others can use.
+    /// The worker leaves the device idle part of the time, which others can use.
     Sparse,
 }
 

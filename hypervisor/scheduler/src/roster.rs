@@ -27,7 +27,7 @@ pub(crate) struct Session {
     pub(crate) owner: Option<u64>,
     /// Whether its leases are granted together with those on other devices.
     pub(crate) together: bool,
-    /// It is granted nothing; the asks of its workers are kept aside.
+    /// Whether it is granted nothing; the asks of its workers are kept aside.
     pub(crate) frozen: bool,
 }
 

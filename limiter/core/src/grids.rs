@@ -38,7 +38,7 @@ impl<T, const N: usize> Latest<T, N> {
     }
 }
 
-/// What is known of one function.
+/// The sampled grids of one function, and the trials of its guesses.
 #[derive(Debug)]
 pub struct GridModel {
     samples: u32,

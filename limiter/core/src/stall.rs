@@ -4,7 +4,7 @@
 //! outstanding work, which nothing shows beforehand. So the first launch waits in vain for a while. From then on
 //! launches into streams with unfinished waits pass, until there is progress.
 //!
-//! What is launched meanwhile is charged like everything else.
+//! Launches meanwhile are charged like all others.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

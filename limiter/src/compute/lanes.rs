@@ -82,7 +82,7 @@ impl DeviceLanes {
         self.locked().iter().map(|lane| lane.ahead()).sum()
     }
 
-    /// What has been launched. Called by the governor only.
+    /// Sums over all launches. Called by the governor only.
     pub(super) fn totals(&self) -> Totals {
         let lanes = self.locked();
         let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);

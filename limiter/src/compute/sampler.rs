@@ -86,7 +86,7 @@ struct Pair {
     use_: Option<Use>,
 }
 
-/// What is measured by a pair of events.
+/// The object of a measurement by a pair of events.
 #[derive(Clone, Copy)]
 enum Between {
     Nothing,

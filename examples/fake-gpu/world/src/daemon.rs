@@ -20,7 +20,7 @@ pub(crate) struct GatePage {
     pub(crate) rests: Option<LeaseId>,
 }
 
-/// What the daemon does after a decision.
+/// An action of the daemon after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Answers a call with a lease.

@@ -1,4 +1,4 @@
-//! What passes a gate, and how far the device is with it. Models `lane` and `gate` of the limiter.
+//! The work that passes a gate, and how far the device is with it. Models `lane` and `gate` of the limiter.
 
 use fake_node::layout::{Kind as OpKind, Op};
 use limiter_core::tuning::LEAST_OUTSTANDING_NS;

@@ -55,7 +55,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a session got of a device.
+/// The time that a session got of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Got {
     /// How long the device worked for it, in nanoseconds.

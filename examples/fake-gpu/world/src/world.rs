@@ -30,7 +30,7 @@ pub struct Outcome {
     pub events: u64,
     /// The first promise that was not kept.
     pub violation: Option<Violation>,
-    /// What each session got of each device.
+    /// The time that each session got of each device.
     pub got: BTreeMap<(usize, u32), Got>,
 }
 

@@ -335,7 +335,7 @@ impl<D: Copy + Ord> Gang<D> {
     }
 }
 
-/// What the gang could get on each device for which it asks.
+/// The leases that the gang could get on each device for which it asks.
 fn offers<D: Copy + Ord>(
     session: SessionId,
     used: &BTreeSet<D>,

@@ -9,7 +9,7 @@ use crate::tuning::SHORTEST_REST_NS;
 use crate::turn;
 use crate::types::{Grant, LeaseId, Paid, SessionId, WorkerId};
 
-/// What a gang that asks could get on a device.
+/// The lease that a gang that asks could get on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// How long it could hold the device (ns). `None`: it cannot pay for a turn yet, or nothing is granted.
@@ -104,7 +104,7 @@ impl Scheduler {
         self.alone.begin(&members, &mut self.roster, now);
     }
 
-    /// What the session could get now. `None`: none of its workers asks.
+    /// The lease that the session could get now. `None`: none of its workers asks.
     pub(crate) fn offer(&mut self, session: SessionId, now: u64) -> Option<Offer> {
         self.revoke_overdue(now);
         let asking = self.roster.members(session).filter(|(_, own)| own.asks);

@@ -68,13 +68,13 @@ pub struct LeaseView {
 /// A worker's state on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// It neither holds a lease nor asks.
+    /// The worker neither holds a lease nor asks.
     Idle,
-    /// It asks.
+    /// The worker asks.
     Asking,
-    /// It holds a lease.
+    /// The worker holds a lease.
     Holding,
-    /// It holds a lease that others no longer wait for.
+    /// The worker holds a lease that others no longer wait for.
     Revoked,
 }
 

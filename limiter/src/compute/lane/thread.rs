@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 32;
 
-/// What a thread remembers about a stream that it launches into, in one cache line.
+/// A thread's record of a stream that it launches into, in one cache line.
 #[repr(align(64))]
 struct Shortcut {
     stream: Cell<usize>,

@@ -5,7 +5,7 @@ use limits::ComputeLimit;
 
 const MS: u64 = 1_000_000;
 
-/// What each session got, in thousandths of the time.
+/// The time that each session got, in thousandths of the time.
 fn rates(tenants: &[Tenant]) -> Vec<u64> {
     let length = 20_000 * MS;
     let tenants = tenants.to_vec();

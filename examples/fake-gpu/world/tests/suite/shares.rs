@@ -13,7 +13,7 @@ fn happens(tenants: Vec<Tenant>, devices: u32, troubles: Vec<(u64, Trouble)>) ->
     outcome
 }
 
-/// What each session used of its first device, in thousandths of the time.
+/// Each session's use of its first device, in thousandths of the time.
 fn rates(tenants: Vec<Tenant>) -> Vec<u64> {
     let outcome = happens(tenants, 2, Vec::new());
     let first = outcome.got.iter().filter(|((_, device), _)| *device == 0);
