@@ -1,7 +1,8 @@
 """Workers of Python's multiprocessing: workers.py METHOD USE
 
-A process that uses the driver itself starts workers by METHOD and takes items from them, as a data loader does. With USE
-"gpu" each worker uses the driver too. Each prints the results of an allocation within the limit and of one beyond it.
+A process that uses the driver itself starts workers by METHOD and takes items from them, as a data loader does. With
+USE "gpu" each worker uses the driver too. Each prints the results of an allocation within the limit and of one beyond
+it.
 """
 
 import ctypes
