@@ -1,4 +1,4 @@
-//! What a node's GPUs have left.
+//! The free capacity of a node's GPUs.
 
 use core::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use limits::GpuId;
 use crate::holding::Holding;
 use crate::refusal::{Lack, Refusal};
 
-/// A node's GPUs, with what is left of each.
+/// A node's GPUs, each with its free capacity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Account {
     pub(crate) gpus: Vec<Gpu>,
@@ -31,7 +31,7 @@ pub(crate) struct Gpu {
     pub(crate) left: Amount,
 }
 
-/// A part of a GPU: for so many containers, so much of its time and memory.
+/// A part of a GPU: places, compute and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Amount {
     pub(crate) places: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
-    /// That of one container.
+    /// The part that one container takes.
     pub(crate) const fn of(share: Share) -> Self {
         Self { places: 1, cores: share.cores, memory_mib: share.memory_mib }
     }
@@ -83,9 +83,9 @@ impl Gpu {
         }
     }
 
-    /// Why it has no room for a share, where so much is left of it, and how much that is.
+    /// Why a GPU has no room for a share if `left` is free, and how much is left of what it lacks.
     pub(crate) fn lacks(&self, choice: &Choice, left: Amount, asked: Share) -> Option<(Lack, u64)> {
-        // A total of 0: the driver does not tell, and nobody can count it.
+        // A total of 0: the driver does not report it, so memory is not counted.
         let counts_memory = self.total.memory_mib > 0;
         if !choice.takes(self.id, &self.product) {
             Some((Lack::Choice, 0))
@@ -102,12 +102,12 @@ impl Gpu {
         }
     }
 
-    /// What a container asks for, on this GPU. Nodes do not tell what their GPUs can do.
+    /// The share of this GPU that a container requests. Nodes do not report their GPUs' TFLOPS.
     pub(crate) fn share(&self, need: &Need, factor: NonZeroU32) -> Result<Share, NeedError> {
         need.on(self.total.memory_mib, None, factor)
     }
 
-    /// How full it is, in thousandths: by its time or its memory, whichever is fuller.
+    /// How full the GPU is, in thousandths: its compute or its memory, whichever is fuller.
     fn fullness(&self) -> u64 {
         let part = |left: u64, total: u64| match total {
             0 => 0,
@@ -118,11 +118,11 @@ impl Gpu {
     }
 }
 
-/// The score of a node that suits a pod best, as kube-scheduler has it of extenders.
+/// The highest node score that kube-scheduler accepts from extenders.
 const BEST: u64 = 10;
 
 impl Account {
-    /// Of what a node has registered, with nothing taken. `annotation`: the node's, by name.
+    /// Reads a node's registration, with everything free. `annotation` returns the node's annotations by name.
     ///
     /// # Errors
     /// [`Refusal::Unregistered`], [`Refusal::OtherScheduler`], [`Refusal::Register`]
@@ -134,7 +134,7 @@ impl Account {
         let name = dialect.annotations().register.ok_or(other)?;
         let text = annotation(name).ok_or(Refusal::Unregistered(name))?;
         let wrong = |name| move |source| Refusal::Register { name, source };
-        // Nodes that do not say it are of other agents.
+        // Nodes of other agents lack the annotation.
         let factor = match annotation(NODE_CONFIG) {
             None => NonZeroU32::MIN,
             Some(text) => {
@@ -156,18 +156,18 @@ impl Account {
         Self { gpus: devices.into_iter().map(Gpu::new).collect(), factor, links }
     }
 
-    /// The node's memory factor.
+    /// The node's memory factor: MiB per memory unit.
     #[must_use]
     pub const fn factor(&self) -> NonZeroU32 {
         self.factor
     }
 
-    /// No pod holds anything.
+    /// Frees everything.
     pub fn reset(&mut self) {
         self.gpus.iter_mut().for_each(|gpu| gpu.left = gpu.total);
     }
 
-    /// A pod holds this.
+    /// Subtracts what a pod holds.
     pub fn take(&mut self, holding: &Holding) {
         for gpu in &mut self.gpus {
             gpu.left = gpu.left.less(holding.on(gpu, self.factor));
@@ -189,7 +189,7 @@ impl Account {
             Some(Order::Binpack) => full,
             Some(Order::Spread) => BEST - full,
         };
-        // A strict pod has room only where its GPUs are connected.
+        // A strict pod only has room on nodes where its GPUs are connected.
         match policy.topology {
             Some(topology) if !topology.strict => {
                 let connected = if is_connected() { BEST / 2 } else { 0 };

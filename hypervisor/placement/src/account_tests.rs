@@ -55,7 +55,7 @@ fn pod(containers: Vec<Need>) -> Request {
     Request { dialect: Dialect::VgpuManager, containers: named.collect(), choice, policy }
 }
 
-/// A pod that holds these.
+/// A pod that holds these claims.
 fn holding(claims: Vec<Claim>) -> Holding {
     let one = pod(vec![need(1, 1, MemoryNeed::Units(1))]);
     let container = "c0".to_owned();
@@ -98,7 +98,7 @@ fn a_refusal_says_what_is_missing_on_how_many_gpus() {
         refusal.to_string(),
         "container c0 asks for 2 GPUs with 10 cores and 2000 MiB: 1 of 5 GPUs have room (1 unhealthy; 1 with no place left; 1 with too few cores left, at most 5; 1 with too little memory left, at most 1000 MiB)"
     );
-    // One of two GPUs, or half of the memory, or half of the cores: the first that was found.
+    // One of two GPUs, half of the memory or half of the cores: the first one found.
     let (loss, nearest) = node.nearest(&two, &refusal, u64::MAX).unwrap();
     assert_eq!((loss, nearest.to_string().as_str()), (500, "1 GPU with 10 cores and 2000 MiB"));
     assert_eq!(node.nearest(&two, &refusal, 500), None);
@@ -149,7 +149,7 @@ fn spec(containers: &Value, init: &Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
 }
 
-/// Of `cores` of one GPU.
+/// A request for `cores` of one GPU.
 fn limits(cores: u32) -> Value {
     json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": cores.to_string(), "nvidia.com/vgpu-memory": "1"})
 }
@@ -265,7 +265,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Pods come and go: no GPU is ever promised more than it has, and what is refused would not have fitted.
+    /// Pods come and go: no GPU is promised more than it has, and refused pods would not fit.
     #[test]
     fn what_is_bound_always_fits(
         devices in prop::collection::vec((1_u64..6, 1_u64..9000, prop::bool::weighted(0.9)), 1..5),
@@ -301,7 +301,7 @@ proptest! {
                             prop_assert_eq!((claim.cores, claim.memory_mib), (share.cores, share.memory_mib));
                         }
                     }
-                    // As it is read again from the pod.
+                    // As read back from the pod.
                     let text = claims.write(Dialect::VgpuManager, &[]);
                     bound.push(PodClaims::read(Dialect::VgpuManager, &text, &[]).unwrap());
                     for device in &devices {

@@ -1,7 +1,7 @@
 //! Finds GPUs for a pod's containers.
 //!
-//! Each container in turn gets its best GPUs for which the later containers still fit: the result is the best one of the
-//! first container, then of the second one, and so on. What is best is the pod's policy.
+//! Each container in turn gets its best GPUs with which the later containers still fit: the best result for the first
+//! container, then for the second one, and so on. The pod's policy defines what is best.
 
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +15,14 @@ use crate::nearest::Offer;
 use crate::refusal::Refusal;
 use crate::request::{ContainerRequest, Request, Stage};
 
-/// How many ways to place a pod on a node are tried.
+/// The most combinations tried for a pod on a node.
 const MOST_WAYS: usize = 5_000;
 
-/// GPUs of one container, by their positions in the account, with its share of each.
+/// A container's GPUs, as indices into the account, with its share of each.
 pub(crate) type Chosen = Vec<(usize, Share)>;
 
 impl Account {
-    /// Finds room for a pod: for each container so many GPUs, each another one.
+    /// Finds GPUs for each container of a pod, all different within a container.
     ///
     /// # Errors
     /// [`Refusal::NoRoom`], [`Refusal::Connection`], [`Refusal::TooManyWays`], [`Refusal::Need`]
@@ -56,7 +56,7 @@ impl Account {
                 share.is_ok_and(|share| gpu.lacks(&request.choice, gpu.left, share).is_none())
             };
             let wanted = usize::try_from(one.need.places).unwrap_or(usize::MAX);
-            // Of most nodes nothing else is asked.
+            // Enough for most pods, on most nodes.
             if self.gpus.iter().filter(has_room).take(wanted).count() == wanted {
                 return Ok(());
             }
@@ -64,7 +64,7 @@ impl Account {
         self.place(request).map(drop)
     }
 
-    /// Whether there is also room where the GPUs of each container are connected as the pod would like.
+    /// Whether the pod also fits with the connections that it prefers.
     #[must_use]
     pub fn connects(&self, request: &Request) -> bool {
         let mut strict = request.clone();
@@ -78,14 +78,14 @@ struct Search<'a> {
     account: &'a Account,
     request: &'a Request,
     ways: usize,
-    /// Which container was reached, and why it does not fit.
+    /// The last container that was reached, and why it does not fit.
     latest: Option<(usize, Refusal)>,
-    /// For each container before the one that is looked at.
+    /// The choices for the containers before the current one.
     found: Vec<Chosen>,
 }
 
 impl Search<'_> {
-    /// Places the containers from this one on. `handed`: the GPUs of the init container before it.
+    /// Places the containers from `at` on. `handed`: the GPUs of the init container before it.
     fn place_from(
         &mut self,
         at: usize,
@@ -162,7 +162,7 @@ impl Search<'_> {
 }
 
 impl Account {
-    /// All `wanted` GPUs that a container can have, the best ones first. `first`: those that it has anyway.
+    /// All sets of `wanted` GPUs for a container, best first. `first`: GPUs that the container has in any case.
     pub(crate) fn choices(
         &self,
         policy: Policy,
@@ -177,7 +177,7 @@ impl Account {
             let room = (memory_mib, cores, places);
             ((order == Order::Binpack).then_some(room), Reverse(room), gpus[*gpu].index)
         });
-        // Equal ones: whether later containers fit is the same for each.
+        // Of sets that differ only in equal GPUs, one is enough: later containers fit the same way.
         let kinds: Vec<(Amount, Amount)> =
             others.iter().map(|(gpu, _)| (left[*gpu], gpus[*gpu].total)).collect();
         let sets = Combinations::new(others.len(), wanted - first.len());
@@ -207,7 +207,7 @@ impl Account {
         Ok(Box::new(ranked.into_iter().map(|(_, set)| set)))
     }
 
-    /// How far from each other GPUs are: less is better. `None`: the pod does not take them.
+    /// The distance between a set's GPUs; less is better. `None`: the pod does not accept the set.
     fn distance(&self, topology: Topology, set: &[(usize, Share)]) -> Option<u64> {
         let gpus = || set.iter().map(|(gpu, _)| &self.gpus[*gpu]);
         let links = &self.links;
@@ -230,14 +230,14 @@ impl Account {
     }
 }
 
-/// Whether a set has, of equal elements, the first ones.
+/// Whether a set takes the first ones of equal elements.
 fn is_first_of_equals<T: PartialEq>(set: &[usize], kinds: &[T]) -> bool {
     set.iter().all(|&one| {
         (0..one).rev().take_while(|before| kinds[*before] == kinds[one]).all(|b| set.contains(&b))
     })
 }
 
-/// All sets of `size` of the numbers below `all`, those with small numbers first.
+/// All sets of `size` numbers below `all`, in ascending order.
 struct Combinations {
     all: usize,
     next: Option<Vec<usize>>,

@@ -1,4 +1,4 @@
-//! Against brute force: all ways to place a pod, each checked moment by moment.
+//! Compares with brute force: all ways to place a pod, each checked moment by moment.
 
 use core::num::NonZeroU32;
 
@@ -105,7 +105,7 @@ fn request(random: &mut Random) -> Request {
     Request { dialect: Dialect::VgpuManager, containers, choice, policy }
 }
 
-/// How far from each other and how full, each GPU in the order in which the pod would take them.
+/// Distance and fullness of each GPU, in the pod's order of preference.
 type Cost = Vec<(u64, Vec<([i128; 3], u32)>)>;
 
 struct Brute<'a> {
@@ -119,7 +119,7 @@ impl Brute<'_> {
         self.request.containers[at].need.on(gpu.total.memory_mib, None, NonZeroU32::MIN).unwrap()
     }
 
-    /// What lasts of the containers before this one.
+    /// The shares of earlier containers that still run.
     fn before(&self, at: usize, gpu: usize, ways: &[Vec<usize>]) -> Vec<Share> {
         let lasting = |one: &usize| self.request.containers[*one].stage == Stage::Lasting;
         let earlier = (0..at).filter(lasting).filter(|one| ways[*one].contains(&gpu));
@@ -241,11 +241,11 @@ fn each_of_10_000_cases_is_placed_as_brute_force_places_it() {
             }
         }
     }
-    // The cases are of both kinds.
+    // Both outcomes occur often enough.
     assert!(placed > 2_000 && refused > 2_000 && advised > 500, "{placed} {refused} {advised}");
 }
 
-/// For a pod of one container: of all smaller requests the one with the least loss.
+/// For a pod of one container: the smaller request with the least loss is found.
 #[test]
 fn the_nearest_request_that_fits_is_found() {
     let mut advised = 0;

@@ -1,4 +1,4 @@
-//! What a pod holds on its node.
+//! The shares of GPUs that a pod holds on its node.
 
 use core::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ use crate::account::{Amount, Gpu};
 use crate::request::{Request, Stage, staged};
 use crate::usage::Usage;
 
-/// What a pod's containers hold, by the names of their own resources, whoever scheduled the pod.
+/// The shares that a pod's containers hold, read with their own dialect, whoever scheduled the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding(Vec<Held>);
 
@@ -18,19 +18,20 @@ pub struct Holding(Vec<Held>);
 struct Held {
     stage: Stage,
     need: Need,
-    /// Memory in the units of the dialect's texts. Empty: nobody says where it is, and it counts on each GPU.
+    /// Memory in the units of the dialect's annotations. Empty: the GPUs are unknown, so the request counts on each
+    /// GPU.
     claims: Vec<Claim>,
 }
 
 impl Holding {
-    /// By a container's own words alone: an annotation of another dialect's holds nothing. `None`: nothing is held.
+    /// Reads a pod's own requests and claims; annotations of other dialects are ignored. `None`: the pod holds nothing.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         if pods::has_ended(pod) {
             return None;
         }
         let held = staged(pod).filter_map(|(stage, container)| {
-            // A container that cannot be read does not start.
+            // A container with an invalid request does not start.
             let need = pods::need(pod, container, &Dialect::ALL).ok()??;
             let units = NonZeroU32::MIN;
             let claimed = pods::claims(pod, need.dialect, units).unwrap_or_default();
@@ -42,7 +43,7 @@ impl Holding {
         (!held.is_empty()).then_some(Self(held))
     }
 
-    /// What a pod will hold that is given these claims, in MiB. `factor`: its node's.
+    /// What a pod with these claims will hold, in MiB. `factor`: its node's memory factor.
     #[must_use]
     pub fn claimed(request: &Request, claims: &PodClaims, factor: NonZeroU32) -> Self {
         let held = request.containers.iter().map(|container| {
@@ -56,8 +57,8 @@ impl Holding {
         Self(held.collect())
     }
 
-    /// What it has of its namespace's quota by the names of a dialect. `factor`: its node's. Memory that is requested as a part
-    /// of a GPU counts once the GPU is known.
+    /// The pod's use of its namespace's quota, in a dialect's resources. `factor`: its node's memory factor. Memory
+    /// requested in percent counts once the GPU is known.
     #[must_use]
     pub fn usage(&self, dialect: Dialect, factor: NonZeroU32) -> Usage {
         let (mut lasting, mut most) = (Usage::default(), Usage::default());
@@ -71,7 +72,7 @@ impl Holding {
         most.max(lasting)
     }
 
-    /// What it holds of a GPU at most, at any time: an init container ends before later ones begin.
+    /// The most that the pod holds of a GPU at any time: an init container ends before later ones start.
     pub(crate) fn on(&self, gpu: &Gpu, factor: NonZeroU32) -> Amount {
         let (mut lasting, mut most) = (Amount::default(), Amount::default());
         for held in &self.0 {
@@ -106,7 +107,7 @@ impl Held {
     }
 
     fn on(&self, gpu: &Gpu, factor: NonZeroU32) -> Option<Amount> {
-        // Nodes do not tell what GPUs can do.
+        // Nodes do not report their GPUs' TFLOPS.
         let said = || self.need.on(gpu.total.memory_mib, None, factor).ok();
         if self.claims.is_empty() {
             return said().map(Amount::of);
@@ -119,8 +120,8 @@ impl Held {
     }
 }
 
-/// On the GPUs that a container has, the larger of what it has and of what was claimed there: a live change may have raised
-/// it, and one that lowered it may be taken back.
+/// For each GPU of a container, the larger of the real and the claimed share: an annotation may have raised it at run
+/// time, and a reduction may be reverted.
 fn larger(claimed: Vec<Claim>, mut real: Vec<Claim>) -> Vec<Claim> {
     if real.is_empty() {
         return claimed;
@@ -174,7 +175,7 @@ mod tests {
         Ok(account)
     }
 
-    /// How many pods of 30 cores find room beside this one, before a node is full.
+    /// How many pods of 30 cores fit beside this one, until the node is full.
     fn room(beside: &Pod) -> usize {
         let one = pod(
             &json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "30", "nvidia.com/vgpu-memory": "1"}),
@@ -209,7 +210,7 @@ mod tests {
         };
         assert_eq!(room(&pod(&limits, &both(10, 95), "Running")), 0, "raised");
         assert_eq!(room(&pod(&limits, &both(70, 10), "Running")), 1, "lowered");
-        // Nobody says where it is, or what is said cannot be read: its own words count.
+        // The GPU is unknown or its annotation unreadable: the container's request counts.
         assert_eq!(room(&pod(&limits, &json!({}), "Pending")), 3);
         assert_eq!(room(&pod(&limits, &json!({"nvidia.com/pre-allocated": "x"}), "Pending")), 3);
         let whole = json!({"nvidia.com/vgpu-number": "1"});

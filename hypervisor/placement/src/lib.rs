@@ -1,4 +1,5 @@
-//! On which GPUs of which node a pod's containers have room. Pure: no I/O, no clock.
+//! Decides on which GPUs of which node a pod's containers have room. The extender and the node agent call it. Pure: no
+//! I/O, no clock.
 //!
 //! A pod is a [`Request`]; what a pod on a node holds is its [`Holding`]. A node's [`Account`] is its registration less the
 //! holdings of its pods. [`Account::place`] filters and assigns, [`Account::score`] ranks nodes. On the node,

@@ -8,12 +8,12 @@ use crate::account::{Account, Gpu};
 use crate::refusal::Refusal;
 use crate::request::Request;
 
-/// So many GPUs, with so much of each. Its loss against another one: what is missing, in thousandths of GPUs, cores and memory.
+/// A number of GPUs with a share of each. Its loss against a request: what is missing, in thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// How many GPUs.
+    /// The number of GPUs.
     pub gpus: u64,
-    /// How much of each.
+    /// The share of each.
     pub share: Share,
 }
 
@@ -72,7 +72,7 @@ impl Account {
         })
     }
 
-    /// Of each usable GPU as much as is wanted, if it has so much.
+    /// The part of the wanted share that each usable GPU has free.
     fn most(&self, request: &Request, wanted: Share) -> impl Iterator<Item = Share> {
         let unit = u64::from(self.factor.get());
         let is_usable =
@@ -87,15 +87,14 @@ impl Account {
         most.filter(|share| share.memory_mib > 0)
     }
 
-    /// No offer has less than this: each is within what some GPU has. Most nodes of a large cluster are no better than one
-    /// that was looked at before.
+    /// A lower bound of every offer's loss, since each is limited by some GPU. Skips most nodes of a large cluster.
     fn least_loss(&self, request: &Request, wanted: &Offer) -> u64 {
         let most = self.most(request, wanted.share);
         let losses = most.map(|share| Offer::of(wanted.gpus, share).loss(wanted));
         losses.min().unwrap_or(u64::MAX)
     }
 
-    /// What may fit instead: less of each GPU, or fewer GPUs.
+    /// Candidates for a smaller request: less of each GPU, or fewer GPUs.
     fn offers(&self, request: &Request, wanted: Offer) -> Vec<Offer> {
         let most: Vec<Share> = self.most(request, wanted.share).collect();
         let full = most.iter().filter(|share| **share == wanted.share).count();

@@ -1,4 +1,4 @@
-//! Why a pod has no room, in numbers.
+//! The reasons why a pod has no room, with figures.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use crate::nearest::Offer;
 /// Why a pod fits no node at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodRefusal {
-    /// A container asks for something that does not exist.
+    /// A container's request is invalid.
     #[error("container {container}: {source}")]
     Need {
         /// The container.
         container: String,
-        /// Why.
+        /// The reason.
         source: NeedError,
     },
-    /// The pod asks for a place that does not exist.
+    /// The pod's placement policy is invalid.
     #[error(transparent)]
     Policy(NeedError),
     /// Containers use the names of two dialects.
@@ -36,7 +36,7 @@ pub enum PodRefusal {
         /// The dialect.
         dialect: &'static str,
     },
-    /// Links have no say.
+    /// The pod asks for links, and the gate is off.
     #[error(
         "device-topology-mode link-strict: the feature gate GPUTopology is closed; expected numa, numa-strict or link, or GPUTopology=true"
     )]
@@ -58,7 +58,7 @@ pub enum PodRefusal {
 /// Why a pod does not fit a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The node offers nothing by this name.
+    /// The node does not register GPUs in this dialect.
     #[error("no GPUs are registered: the node has no annotation {0}")]
     Unregistered(&'static str),
     /// Nodes do not register by this dialect.
@@ -72,7 +72,7 @@ pub enum Refusal {
         /// Why.
         source: RegisterError,
     },
-    /// The request cannot be counted.
+    /// The request is invalid.
     #[error(transparent)]
     Need(#[from] NeedError),
     /// Too few GPUs have enough left.
@@ -92,7 +92,7 @@ pub enum Refusal {
         /// How many have none, by reason, and the most that one of these has left.
         lack: BTreeMap<Lack, (usize, u64)>,
     },
-    /// Enough GPUs have room, and they are not connected as the pod demands.
+    /// Enough GPUs have room, but are not connected as the pod demands.
     #[error(
         "container {container} asks for {asked} GPUs {connected}: {fitting} have room, and no {asked} of them are so connected",
         connected = connected(*by)
@@ -114,16 +114,16 @@ pub enum Refusal {
     TooManyWays(usize),
 }
 
-/// What a GPU has too little of.
+/// Why a GPU has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
-    /// The pod wants others.
+    /// The pod does not accept the GPU.
     Choice,
-    /// It may not be given out.
+    /// It is unhealthy or cordoned.
     Health,
     /// All its places are taken.
     Places,
-    /// Its time.
+    /// Its compute.
     Cores,
     /// Its memory.
     Memory,
