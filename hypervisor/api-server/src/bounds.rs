@@ -1,4 +1,4 @@
-//! Bounds of what an API server may answer: whoever answers in its place must not fill this program's memory.
+//! Limits the size of an API server's answers, so that a wrong or hostile server cannot exhaust this program's memory.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -10,20 +10,20 @@ use http::{Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use tower::{BoxError, Layer, Service};
 
-/// The most bytes that an API server may send.
+/// The most bytes that an API server may send:
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// As one answer, such as a page of a list.
+    /// in one answer, such as a page of a list;
     pub(crate) answer: usize,
-    /// As all pages of one list.
+    /// in all pages of one list;
     pub(crate) list: usize,
-    /// As one event of a watch.
+    /// in one event of a watch.
     pub(crate) event: usize,
 }
 
 impl Bounds {
-    /// A page has 500 objects. Kubernetes supports 150,000 pods, which are some 7 KiB each. API servers store objects of
-    /// up to 3 MiB.
+    /// A page has 500 objects. Kubernetes supports 150,000 pods of about 7 KiB each. API servers store objects of up to
+    /// 3 MiB.
     pub(crate) const DEFAULT: Self = Self { answer: 64 << 20, list: 1 << 30, event: 8 << 20 };
 }
 
@@ -35,12 +35,12 @@ struct TooLarge {
     bytes: usize,
 }
 
-/// Holds answers to [`Bounds`].
+/// A service that applies [`Bounds`] to answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounded<S = ()> {
     service: S,
     bounds: Bounds,
-    /// Bytes of the pages so far, by the list's path.
+    /// Bytes of the pages received so far, by the list's path.
     lists: Arc<Mutex<HashMap<String, Arc<AtomicUsize>>>>,
 }
 
@@ -59,7 +59,7 @@ impl<S> Layer<S> for Bounded {
 }
 
 impl<S> Bounded<S> {
-    /// What the answer to a request counts for.
+    /// The counter for the answer to a request.
     fn counter(&self, uri: &Uri) -> Counter {
         let parameters = || uri.query().unwrap_or_default().split('&');
         let has = |name: &str| {
@@ -103,15 +103,15 @@ where
     }
 }
 
-/// How many bytes have come.
+/// Counts received bytes.
 #[derive(Debug)]
 enum Counter {
     Answer {
         seen: usize,
-        /// All pages of the list that this is a page of.
+        /// The total of all pages of the list.
         pages: Option<Arc<AtomicUsize>>,
     },
-    /// Of the event that has not ended: each is a line.
+    /// The bytes of the current event. Each event is a line.
     Event(usize),
 }
 
@@ -139,7 +139,7 @@ impl Counter {
     }
 }
 
-/// A body that fails when it becomes larger than accepted.
+/// A body that fails when it exceeds its bound.
 #[derive(Debug)]
 pub(crate) struct BoundedBody<B> {
     body: B,
@@ -204,7 +204,7 @@ mod tests {
             counter(&bounded, next).add(&[0; 10], &BOUNDS).unwrap();
             let said = counter(&bounded, next).add(&[0; 6], &BOUNDS).unwrap_err();
             assert_eq!(said.what, "a list");
-            // Another list has its own.
+            // Each list has its own total.
             counter(&bounded, "/api/v1/nodes?&limit=500").add(&[0; 10], &BOUNDS).unwrap();
         }
     }

@@ -1,6 +1,7 @@
-//! A cluster's API server: how it is found, how long it may take, and what it tells of objects while it comes and goes.
+//! The client for a cluster's API server: connection, timeouts, retries and watches. Used by the node agent, the
+//! extender and the webhook.
 //!
-//! Its client waits for answers without an end. Everything that is asked goes through [`answered`], which does not.
+//! kube's client waits for answers without a timeout, so every call goes through [`answered`].
 
 #![forbid(unsafe_code)]
 
@@ -22,32 +23,32 @@ use self::bounds::{Bounded, Bounds};
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The file is none.
+    /// The kubeconfig cannot be read.
     #[error("--kubeconfig: {0}")]
     Kubeconfig(#[from] kube::config::KubeconfigError),
-    /// This is no pod.
+    /// This program does not run in a pod.
     #[error(
         "without --kubeconfig this has to run in a pod, which is told where the API server is: {0}"
     )]
     InCluster(#[from] kube::config::InClusterError),
-    /// What is said of it cannot be used.
+    /// The configuration is not usable.
     #[error("the API server: {0}")]
     Unusable(#[from] kube::Error),
 }
 
-/// Why there is no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// It says no, or cannot be reached.
+    /// The API server refused the call, or cannot be reached.
     #[error("the API server: {0}")]
     Failed(#[from] kube::Error),
-    /// It does not answer.
+    /// The timeout has passed.
     #[error("the API server: no answer within {} s", .0.as_secs())]
     Silent(Duration),
 }
 
 impl CallError {
-    /// Whether it would say the same again: the object has gone, is another one, or this is not permitted.
+    /// Whether a retry would fail the same way: the object is gone or replaced, or the call is not permitted.
     #[must_use]
     pub fn is_final(&self) -> bool {
         const BUSY: u16 = 429;
@@ -55,17 +56,17 @@ impl CallError {
     }
 }
 
-/// Whether the object is not as a call supposed, or another one.
+/// Whether the API server found the object different from what the call assumed.
 #[must_use]
 pub fn is_conflict(error: &kube::Error) -> bool {
     const CONFLICT: u16 = 409;
     matches!(error, kube::Error::Api(said) if said.code == CONFLICT)
 }
 
-/// A client. `kubeconfig`: the file that says where the API server is. `None`: as every pod is told.
+/// Creates a client. `kubeconfig`: `None` for the service account mounted into the pod.
 ///
 /// # Errors
-/// [`ConnectError`]. An API server that is not there is none: that is seen when it is asked.
+/// [`ConnectError`]. An unreachable API server is no error here; calls report it.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(file) => {
@@ -77,7 +78,7 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     Ok(ClientBuilder::try_from(config)?.with_layer(&Bounded::by(Bounds::DEFAULT)).build())
 }
 
-/// An object's name as one segment of a path: kube writes names there as they are.
+/// An object's name as one path segment: kube does not escape names.
 #[must_use]
 pub fn segment(name: &str) -> String {
     let is_dots = name.bytes().all(|byte| byte == b'.');
@@ -106,7 +107,7 @@ pub fn on_node(name: &str) -> String {
     format!("spec.nodeName={escaped}")
 }
 
-/// What a call is answered in this time.
+/// Awaits a call with a timeout.
 ///
 /// # Errors
 /// [`CallError`]
@@ -118,14 +119,14 @@ pub async fn answered<T>(
     Ok(answer.map_err(|_| CallError::Silent(within))??)
 }
 
-/// How soon a call is made again, and at most.
+/// First and longest pause between retries.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// The same, again and again for so long, unless it would be said again. `told`: of the first failure, since this may go on
-/// for long.
+/// Like [`answered`], but retries for `so_long`, unless the failure is final. `told` is called for the first failure
+/// only.
 ///
 /// # Errors
-/// [`CallError`], the last one.
+/// [`CallError`] of the last attempt.
 pub async fn insisted<T, F>(
     within: Duration,
     so_long: Duration,
@@ -151,8 +152,8 @@ where
     }
 }
 
-/// What becomes of the objects that `which` selects, without an end. After a time without the API server, or when it does
-/// not know any more what has happened since, all of them are told anew. That it does not tell is logged once.
+/// Watches the objects that `which` selects, forever. After an interruption, or if the API server has lost the history,
+/// all objects are listed again. An interruption is logged once.
 pub fn watched<K>(
     objects: Api<K>,
     kind: &'static str,
@@ -164,7 +165,7 @@ where
     let mut is_lost = false;
     let events = watcher(objects, which)
         .default_backoff()
-        // The larger part of many objects.
+        // Usually the largest part of an object.
         .modify(|object| object.meta_mut().managed_fields = None);
     events.filter_map(move |event| {
         let before = std::mem::replace(&mut is_lost, event.is_err());
