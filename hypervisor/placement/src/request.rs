@@ -1,4 +1,4 @@
-//! What a pod asks for.
+//! Reads a pod's request for GPUs.
 
 use dialects::pods;
 use dialects::policy::{Connection, Topology};
@@ -7,55 +7,56 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::refusal::PodRefusal;
 
-/// What a pod's containers ask for, all in the words of one dialect.
+/// A pod's request. All containers use the resource names of one dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Whose words.
+    /// The dialect.
     pub dialect: Dialect,
-    /// Those that ask for GPUs, in the order in which kubelets give them devices.
+    /// The containers that request GPUs, in the order in which the kubelet allocates their devices.
     pub containers: Vec<ContainerRequest>,
-    /// Which GPUs the pod wants.
+    /// The GPUs that the pod accepts.
     pub choice: Choice,
-    /// Where these are to be.
+    /// The pod's placement policy.
     pub policy: Policy,
 }
 
-/// What a container asks for.
+/// A container's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRequest {
     /// Its name.
     pub name: String,
-    /// How much.
+    /// The requested GPUs.
     pub need: Need,
-    /// Beside which others it runs.
+    /// When the container runs.
     pub stage: Stage,
 }
 
 /// When a container runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// To its end, before all later containers. Kubelets give its GPUs to these.
+    /// Runs to its end before all later containers, which reuse its GPUs.
     Init,
-    /// From its start to the pod's end: a sidecar, or one of the pod's main containers.
+    /// Runs from its start to the pod's end: a sidecar or a main container.
     Lasting,
 }
 
 impl Stage {
-    /// That of a pod's container. `is_init`: it stands among the init containers.
+    /// The stage of a container. `is_init`: it is among the init containers, which include sidecars.
     pub(crate) fn of(container: &Container, is_init: bool) -> Self {
         let is_sidecar = container.restart_policy.as_deref() == Some("Always");
         if is_init && !is_sidecar { Self::Init } else { Self::Lasting }
     }
 }
 
-/// The containers of a pod in the order in which kubelets give them devices.
+/// The containers of a pod with their stages, in the order in which the kubelet allocates their devices.
 pub(crate) fn staged(pod: &Pod) -> impl Iterator<Item = (Stage, &Container)> {
     let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten()).count();
     pods::containers(pod).enumerate().map(move |(at, one)| (Stage::of(one, at < init), one))
 }
 
 impl Request {
-    /// What a pod asks for. `None`: no GPU, by any of these names. `links`: whether links between GPUs have a say.
+    /// Reads a pod's request. `None`: it requests no GPU in these dialects. `links`: whether links between GPUs may be
+    /// requested.
     ///
     /// # Errors
     /// [`PodRefusal`]
@@ -109,7 +110,8 @@ pub fn policy(pod: &Pod, dialect: Dialect, links: bool) -> Result<Policy, PodRef
     }
 }
 
-/// A kubelet gives an init container's ids to the next one, in no order: the next one has to take all of them.
+/// Refuses a pod whose container has fewer GPUs than the init container before it: the kubelet would choose among these
+/// in no particular order.
 fn handed_over(containers: &[ContainerRequest]) -> Result<(), PodRefusal> {
     let mut held = 0;
     for ContainerRequest { name, need, stage } in containers {

@@ -1,4 +1,4 @@
-//! What pods have of a namespace's quota.
+//! A pod's use of its namespace's quota.
 
 use core::num::NonZeroU32;
 use core::ops::Add;
@@ -10,14 +10,14 @@ use dialects::Dialect;
 pub struct Usage {
     /// Places on GPUs.
     pub number: u64,
-    /// Hundredths of their time.
+    /// Cores: percent of a GPU's compute.
     pub cores: u64,
-    /// Units of their memory.
+    /// Memory units.
     pub memory: u64,
 }
 
 impl Usage {
-    /// MiB as pods of a dialect request them on nodes of this memory factor. `text`: in the units of its annotations.
+    /// The memory units that pods of a dialect would request. `text`: the amount in the dialect's annotations.
     pub(crate) fn units(dialect: Dialect, text: u64, factor: NonZeroU32) -> u64 {
         let mib = text.saturating_mul(dialect.text_unit(factor));
         mib.div_ceil(factor.get().into())
