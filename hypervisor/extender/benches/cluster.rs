@@ -1,4 +1,4 @@
-//! The extender of a large cluster: 10,000 nodes with 8 GPUs each, and 20,000 pods that hold some.
+//! Benchmark of the extender in a large cluster: 10,000 nodes with 8 GPUs each, and 20,000 pods that hold some.
 //!
 //! `cargo bench -p extender --bench cluster` prints the figures, in about two minutes: the time of each call, and the
 //! extender's processor time, which other programs on the machine change little. The extender is a process of its own
@@ -82,7 +82,7 @@ fn fill(server: &ApiServer) {
         let metadata = json!({"name": format!("node-{node}"), "annotations": annotations});
         server.objects.put_node(json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata}));
     }
-    // Two on each node: one GPU is a quarter full, and each other one has less than what is refused below.
+    // Two pods on each node: one GPU is a quarter full, and the others have less room than the refused pod requests.
     for at in 0..PODS {
         let mut full = pod(&format!("held-{at}"), 4000);
         let (node, second) = (at % NODES, at / NODES);
@@ -110,7 +110,7 @@ fn pod(name: &str, memory_mib: u64) -> Value {
     })
 }
 
-/// Status and body.
+/// Returns status and body.
 fn call(method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let address: SocketAddr = LISTEN.parse().unwrap();
     let mut connection = TcpStream::connect(address).ok()?;
@@ -126,7 +126,7 @@ fn call(method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     Some((head.get(9..12)?.parse().ok()?, body.to_owned()))
 }
 
-/// Time of the call alone.
+/// The time of the call alone, without preparation.
 fn timed(path: &str, body: &Value) -> (Duration, Value) {
     let body = body.to_string();
     let start = Instant::now();

@@ -1,7 +1,7 @@
-//! Binds pods: node and claims in one step.
+//! Binds pods: writes node and claims in one call. kube-scheduler triggers it through the extender's `bind`.
 //!
-//! GPUs are chosen by the cluster as it is known, in which the pod counts from that moment on. So no two bindings of this
-//! extender get the same part of a GPU, and nothing has to be listed.
+//! GPUs are chosen by the cluster as the watches show it, and the pod counts there at once. So two bindings of this
+//! extender never get the same part of a GPU, and nothing has to be listed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,12 +22,11 @@ use crate::quota::QuotaRefusal;
 use crate::shared::Shared;
 use crate::wire::BindArguments;
 
-/// How long the API server has for one answer.
+/// Timeout of the API server's answer.
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// How long a pod waits for the one before it on its node. The scheduler has 30 s.
+/// How long a pod waits for the previous pod on its node. kube-scheduler's timeout is 30 s.
 const TURN_WITHIN: Duration = Duration::from_secs(15);
 
-/// Why a pod is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
     #[error("it has not heard of all nodes, pods and quotas yet")]
@@ -57,7 +56,7 @@ pub(crate) struct Binder {
     pub(crate) client: Client,
     pub(crate) cluster: Shared,
     pub(crate) leadership: Option<Leadership>,
-    /// Whether a pod waits until the one before it on its node has its GPUs.
+    /// Whether a pod waits until the previous pod on its node has its GPUs.
     pub(crate) serial: bool,
 }
 
@@ -65,7 +64,7 @@ async fn asked<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Call
     answered(ANSWERS_WITHIN, call).await
 }
 
-/// Whether the pod is where it is to be.
+/// Whether the pod is bound already.
 enum Found {
     Bound,
     Unbound(Option<Arc<Asked>>),
@@ -86,7 +85,7 @@ impl Binder {
             Some(asked) => self.assign(&pods, wanted, (&name, &asked)).await,
         };
         match result {
-            // An earlier binding, which was left without an answer, has been made meanwhile; or it is another pod by now.
+            // An earlier binding without an answer has succeeded meanwhile, or the pod was replaced.
             Err(BindError::Api(CallError::Failed(error))) if is_conflict(&error) => {
                 match self.looked_up(&pods, wanted, &name).await? {
                     Found::Bound => Ok(()),
@@ -97,7 +96,7 @@ impl Binder {
         }
     }
 
-    /// Takes the lease, where there is one.
+    /// Takes the lease, if one is configured.
     async fn lead(&self) -> Result<(), LeaseError> {
         match &self.leadership {
             Some(leadership) => leadership.take().await,
@@ -105,7 +104,7 @@ impl Binder {
         }
     }
 
-    /// What the watch has told of a pod. `None`: nothing yet.
+    /// The pod's state as the watch shows it. `None`: the watch does not have the pod yet.
     fn known(&self, wanted: &BindArguments, name: &PodName) -> Option<Result<Found, BindError>> {
         let cluster = self.cluster.lock();
         let pod = cluster.pod(name).filter(|pod| pod.uid == wanted.pod_uid)?;
@@ -133,7 +132,7 @@ impl Binder {
         }
     }
 
-    /// Chooses its GPUs, and writes them.
+    /// Chooses the pod's GPUs, and binds it.
     async fn assign(
         &self,
         pods: &Api<Pod>,
@@ -142,7 +141,7 @@ impl Binder {
     ) -> Result<(), BindError> {
         let dialect = asked.request.dialect;
         let claims = self.assume(wanted, (name, asked)).await?;
-        // It may have waited for long.
+        // The lease may have been lost while waiting for a turn.
         if let Err(error) = self.lead().await {
             self.cluster.change(|cluster| cluster.unassume(name));
             return Err(error.into());
@@ -151,7 +150,7 @@ impl Binder {
         let phase = dialect.annotations().phase.filter(|phase| phase.is_label);
         let written = async {
             if let Some(phase) = phase {
-                // API servers take annotations with a binding, and no labels.
+                // API servers accept annotations in a binding, but no labels.
                 let metadata =
                     json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
                 let patch = Patch::Merge(json!({"metadata": metadata}));
@@ -166,7 +165,7 @@ impl Binder {
                 tracing::info!(pod = &**name, node = wanted.node, claims, "bound");
             }
             Err(error) => {
-                // It may still be made, or an earlier one has been.
+                // The binding may still succeed, or an earlier one has.
                 let is_open = !error.is_final()
                     || matches!(&error, CallError::Failed(error) if is_conflict(error));
                 self.cluster.change(|cluster| match is_open {
@@ -179,7 +178,8 @@ impl Binder {
         Ok(())
     }
 
-    /// The pod's claims, which count from now on. With the gate open: when no other pod of the node waits for its GPUs.
+    /// Chooses the pod's claims, which count at once. With the gate `SerialBindNode`, first waits until no other pod of
+    /// the node waits for its GPUs.
     async fn assume(
         &self,
         wanted: &BindArguments,
@@ -200,7 +200,7 @@ impl Binder {
                     None => return assume(&mut cluster, wanted, (name, asked)),
                 }
             };
-            // A pod that is stuck is not waited for, and nothing tells of that.
+            // A stuck pod stops counting after a while without any event, so this also polls.
             let changed = tokio::time::timeout(Duration::from_secs(1), changes.changed());
             _ = tokio::time::timeout_at(until, changed).await;
             if tokio::time::Instant::now() >= until {
@@ -209,7 +209,7 @@ impl Binder {
         }
     }
 
-    /// Node and claims in one step.
+    /// Writes node and claims in one call.
     async fn write(
         &self,
         pods: &Api<Pod>,
@@ -236,7 +236,7 @@ impl Binder {
 }
 
 fn placed(wanted: &BindArguments, name: &PodName, node: &str) -> Result<Found, BindError> {
-    // The scheduler has not heard the answer and asks again.
+    // The scheduler did not receive the answer and calls again.
     if *node == *wanted.node {
         return Ok(Found::Bound);
     }
@@ -265,7 +265,7 @@ fn assume(
     Ok(claims_text(claims, &slots, request.dialect, factor))
 }
 
-/// What a pod is told with its binding. `claims`: as its dialect writes them.
+/// The annotations of a binding. `claims`: in the dialect's format.
 fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static str, String> {
     let names = dialect.annotations();
     let mut all =
@@ -277,7 +277,7 @@ fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static 
     all
 }
 
-/// In seconds since 1970.
+/// Seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

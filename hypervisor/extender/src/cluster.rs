@@ -1,7 +1,6 @@
-//! The cluster as far as the watches have told, indexed by node. No I/O and no clock.
+//! The cluster as the watches show it, indexed by node. No I/O and no clock.
 //!
-//! Each node's account follows its pods, one pod at a time. A pod that is being bound counts where it is being bound until
-//! the watch shows it.
+//! Each node's account is updated pod by pod. A pod that is being bound counts on its node until the watch shows it.
 
 use core::num::NonZeroU32;
 use std::borrow::Cow;
@@ -19,17 +18,17 @@ use placement::{Account, Holding, PodRefusal, Refusal, Request, Usage};
 use crate::quota::{QuotaRefusal, Quotas};
 use crate::waiting::Waiting;
 
-/// How long a binding counts that the watch does not show.
+/// How long an unanswered binding counts that the watch does not show.
 const ASSUMED_FOR: Duration = Duration::from_secs(60);
-/// The same of one that the API server has confirmed: its watch may be behind.
+/// How long a confirmed binding counts that the watch does not show: the watch may lag.
 const CONFIRMED_FOR: Duration = Duration::from_secs(600);
-/// After so many seconds without an end nobody waits for a pod's allocation any more.
+/// Seconds after which nobody waits any more for a pod's device allocation.
 const STUCK_AFTER: u64 = 60;
 
-/// A pod's name with its namespace.
+/// Namespace and name of a pod.
 pub(crate) type PodName = Arc<str>;
 
-/// Namespace and name in one.
+/// Joins namespace and name.
 pub(crate) fn pod_name(namespace: &str, name: &str) -> PodName {
     format!("{namespace}/{name}").into()
 }
@@ -43,7 +42,7 @@ pub(crate) fn name_of(pod: &Pod) -> PodName {
     pod_name(&part(&pod.metadata.namespace), &part(&pod.metadata.name))
 }
 
-/// What a pod asks for, and which of its containers its claims name.
+/// A pod's request, and the containers that its claims name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) request: Request,
@@ -59,24 +58,24 @@ impl Asked {
     }
 }
 
-/// Which pods are understood.
+/// How pods are read.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
-    /// Whose names pods may use.
+    /// The dialects whose resource names pods may use.
     pub(crate) dialects: Arc<[Dialect]>,
-    /// Whether links between GPUs have a say.
+    /// Whether links between GPUs are considered.
     pub(crate) links: bool,
-    /// What the cluster calls resources.
+    /// The cluster's resource names.
     pub(crate) names: ResourceNames,
 }
 
 impl Reading {
-    /// What a pod asks for. `None`: no GPU.
+    /// A pod's request. `None`: it requests no GPU.
     pub(crate) fn asked(&self, pod: &Pod) -> Result<Option<Arc<Asked>>, PodRefusal> {
         self.read(&self.names.pod(pod))
     }
 
-    /// The same of a pod in the originals' names.
+    /// Like [`Self::asked`], for a pod with the original resource names.
     fn read(&self, pod: &Pod) -> Result<Option<Arc<Asked>>, PodRefusal> {
         let request = Request::of(pod, &self.dialects, self.links)?;
         Ok(request.map(|request| {
@@ -86,22 +85,22 @@ impl Reading {
     }
 }
 
-/// A pod that asks for GPUs or holds some.
+/// A pod that requests or holds GPUs.
 #[derive(Debug)]
 pub(crate) struct KnownPod {
     pub(crate) uid: String,
     pub(crate) priority: i32,
-    /// `None`: it is on a node.
+    /// `None`: the pod is on a node.
     pub(crate) asked: Option<Arc<Asked>>,
-    /// Where it is, by the watch.
+    /// Its node as the watch shows it.
     node: Option<Arc<str>>,
     holding: Option<Holding>,
-    /// Since when its node is giving it its GPUs, in seconds since 1970.
+    /// Since when its node allocates its GPUs, in seconds since 1970.
     allocating_since: Option<u64>,
     assumed: Option<Assumed>,
 }
 
-/// Where a pod is being bound.
+/// The node to which a pod is being bound.
 #[derive(Debug)]
 struct Assumed {
     node: Arc<str>,
@@ -110,17 +109,17 @@ struct Assumed {
     stage: Stage,
 }
 
-/// How far a binding is.
+/// The progress of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Begun,
-    /// It may still be made.
+    /// No answer: it may still succeed.
     Unanswered,
     Confirmed,
 }
 
 impl KnownPod {
-    /// Where it is, by the watch or by the answer to its binding.
+    /// The pod's node, from the watch or from the answer to its binding.
     pub(crate) fn node(&self) -> Option<&str> {
         let confirmed = self.assumed.as_ref().filter(|one| one.stage == Stage::Confirmed);
         self.node.as_deref().or(confirmed.map(|one| &*one.node))
@@ -130,7 +129,7 @@ impl KnownPod {
         self.counts()?.1
     }
 
-    /// Where it counts, and for how much.
+    /// The node on which the pod counts, and what it holds there.
     fn counts(&self) -> Option<(&Arc<str>, Option<&Holding>)> {
         let assumed = self.assumed.as_ref().map(|one| (&one.node, Some(&one.holding)));
         self.node.as_ref().map(|node| (node, self.holding.as_ref())).or(assumed)
@@ -139,9 +138,9 @@ impl KnownPod {
 
 #[derive(Debug)]
 pub(crate) struct KnownNode {
-    /// Another one for each node.
+    /// Identifies the node in compact lists.
     pub(crate) number: u32,
-    /// What it has registered, by the annotations' names.
+    /// Its registration, by annotation name.
     texts: BTreeMap<&'static str, String>,
     accounts: Vec<(Dialect, Result<Account, Refusal>)>,
 }
@@ -160,17 +159,17 @@ pub(crate) struct Cluster {
     nodes: HashMap<Arc<str>, KnownNode>,
     numbers: u32,
     pods: HashMap<PodName, KnownPod>,
-    /// The pods that count on a node.
+    /// The pods that count on each node.
     on: HashMap<Arc<str>, BTreeSet<PodName>>,
     pub(crate) waiting: Waiting,
     pub(crate) quotas: Quotas,
-    /// While objects are told anew: those that were told.
+    /// During a new list: the objects listed so far.
     told_nodes: Option<HashSet<Arc<str>>>,
     told_pods: Option<HashSet<PodName>>,
     has_nodes: bool,
     has_pods: bool,
     has_quotas: bool,
-    /// How often everything was to be told anew.
+    /// How often a new list was requested.
     generation: u64,
 }
 
@@ -193,7 +192,7 @@ impl Cluster {
         }
     }
 
-    /// Whether it has heard of all nodes, pods and quotas once.
+    /// Whether all nodes, pods and quotas have been listed once.
     pub(crate) fn is_ready(&self) -> bool {
         self.has_nodes && self.has_pods && self.has_quotas
     }
@@ -214,7 +213,7 @@ impl Cluster {
         self.waiting.has_quota(quota.metadata.namespace.as_deref().unwrap_or_default());
     }
 
-    /// Whether a pod's namespace may have so much beside its other pods.
+    /// Whether a pod's namespace has enough quota left for it.
     pub(crate) fn within_quota(
         &self,
         own: &PodName,
@@ -238,7 +237,7 @@ impl Cluster {
         self.quotas.check(namespace, dialect, used, asked)
     }
 
-    /// All pods and nodes have to be told anew before it is ready again: what others have bound may not be known.
+    /// Requires new lists of pods and nodes before the cluster is ready again: another extender may have bound pods.
     pub(crate) fn is_behind(&mut self) -> u64 {
         (self.has_nodes, self.has_pods) = (false, false);
         self.waiting.has_lease();
@@ -263,7 +262,7 @@ impl Cluster {
 
     pub(crate) fn all_pods_are_told(&mut self, generation: u64) {
         if let Some(told) = self.told_pods.take() {
-            // A pod that is being bound may be younger than the list.
+            // A pod that is being bound may be newer than the list.
             let is_gone = |(name, pod): &(&PodName, &KnownPod)| {
                 pod.assumed.is_none() && !told.contains(*name)
             };
@@ -288,7 +287,7 @@ impl Cluster {
         let text = |name: &'static str| Some((name, annotations?.get(name)?.clone()));
         let texts: BTreeMap<_, _> =
             registers.chain([NODE_CONFIG, NODE_TOPOLOGY]).filter_map(text).collect();
-        // Most of what nodes tell is about other things.
+        // Most node updates do not change the registration.
         if known.is_some_and(|known| known.texts == texts) {
             return;
         }
@@ -368,7 +367,7 @@ impl Cluster {
         self.recount(name, was);
     }
 
-    /// What a pod counts for has changed. `was`: where it did, and for how much.
+    /// Moves a pod's share between accounts. `was`: where it counted before, and for how much.
     fn recount(&mut self, name: &PodName, was: Option<(Arc<str>, Option<Holding>)>) {
         let is = self.pods.get(name).and_then(KnownPod::counts);
         let is = is.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
@@ -392,7 +391,7 @@ impl Cluster {
         }
     }
 
-    /// What a node has left beside its pods.
+    /// Computes a node's account anew from its pods.
     fn count(&mut self, node: &str) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         let pods = self.on.get(node).into_iter().flatten();
@@ -414,7 +413,7 @@ impl Cluster {
         self.nodes.get(name)
     }
 
-    /// The node on which a pod counts, with the pod's name.
+    /// The pod's name and the node on which it counts.
     pub(crate) fn counted<'a>(&'a self, pod: &'a str) -> Option<(&'a str, &'a str)> {
         let (node, _) = self.pods.get(pod)?.counts()?;
         Some((pod, node))
@@ -437,13 +436,12 @@ impl Cluster {
         Cow::Owned(account)
     }
 
-    /// The pods that count on a node.
     pub(crate) fn holders(&self, node: &str) -> impl Iterator<Item = (&PodName, &KnownPod)> {
         let pods = self.on.get(node).into_iter().flatten();
         pods.filter_map(|name| self.pods.get_key_value(name))
     }
 
-    /// What a node has left for pods of a dialect. `None`: the node is not known.
+    /// A node's account for pods of a dialect. `None`: the node is unknown.
     pub(crate) fn account(
         &self,
         node: &str,
@@ -452,7 +450,7 @@ impl Cluster {
         self.node(node)?.account(dialect)
     }
 
-    /// A pod is being bound, and counts there from now on.
+    /// Records that a pod is being bound; it counts on the node at once.
     pub(crate) fn assume(
         &mut self,
         name: &PodName,
@@ -464,7 +462,7 @@ impl Cluster {
         let was = was.map(|(node, holding)| (Arc::clone(node), holding.cloned()));
         let pod = self.pods.entry(Arc::clone(name)).or_insert_with(|| KnownPod {
             uid: uid.to_owned(),
-            // The watch tells it before anybody asks.
+            // The watch sets it before it is needed.
             priority: i32::MAX,
             asked: Some(Arc::clone(asked)),
             node: None,
@@ -478,7 +476,7 @@ impl Cluster {
         self.recount(name, was);
     }
 
-    /// A pod was not bound.
+    /// Records that a binding has failed.
     pub(crate) fn unassume(&mut self, name: &PodName) {
         let Some(pod) = self.pods.get_mut(name) else { return };
         let was = pod.counts().map(|(node, holding)| (Arc::clone(node), holding.cloned()));
@@ -486,14 +484,14 @@ impl Cluster {
         self.recount(name, was);
     }
 
-    /// A binding has no answer: it counts, and nobody waits for it.
+    /// Records that a binding has no answer: the pod counts, but nobody waits for its allocation.
     pub(crate) fn is_unanswered(&mut self, name: &PodName) {
         if let Some(assumed) = self.assumed(name) {
             assumed.stage = Stage::Unanswered;
         }
     }
 
-    /// A binding has been made.
+    /// Records that a binding has succeeded.
     pub(crate) fn is_confirmed(&mut self, name: &PodName, now: Instant) {
         if let Some(assumed) = self.assumed(name) {
             (assumed.stage, assumed.until) = (Stage::Confirmed, now + CONFIRMED_FOR);
@@ -504,7 +502,7 @@ impl Cluster {
         self.pods.get_mut(name)?.assumed.as_mut()
     }
 
-    /// Bindings without an answer do not count for ever.
+    /// Drops bindings that the watch has not confirmed in time.
     pub(crate) fn expire(&mut self, now: Instant) {
         let is_over = |pod: &KnownPod| pod.assumed.as_ref().is_some_and(|one| one.until <= now);
         let over: Vec<PodName> = self
@@ -517,7 +515,7 @@ impl Cluster {
         self.waiting.expire(now);
     }
 
-    /// Another pod on this node that does not have its GPUs yet. `now`: in seconds since 1970.
+    /// Another pod of this node that does not have its GPUs yet. `now`: seconds since 1970.
     pub(crate) fn busy(&self, node: &str, but: &str, now: u64) -> Option<PodName> {
         let is_busy = |name: &&PodName| {
             let is_allocating = |pod: &KnownPod| {

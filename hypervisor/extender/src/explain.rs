@@ -1,6 +1,6 @@
-//! `hypervisor why` and `hypervisor simulate`: what the extender would decide of a cluster as it is at one moment.
+//! `hypervisor why` and `hypervisor simulate`: what the extender would decide for a snapshot of the cluster.
 //!
-//! kube-scheduler's own reasons, such as taints and selectors, are not looked at.
+//! Reasons of kube-scheduler itself, such as taints and selectors, are not considered.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,16 +22,16 @@ use serde::de::DeserializeOwned;
 use crate::binder::ANSWERS_WITHIN;
 use crate::cluster::{Asked, Cluster, PodName, Reading, name_of, pod_name};
 
-/// Nodes and pods at one moment.
+/// All nodes and pods at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Its nodes.
+    /// The nodes.
     pub nodes: Vec<Node>,
     /// The pods of all namespaces.
     pub pods: Vec<Pod>,
 }
 
-/// Where nodes and pods are from.
+/// The source of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Files as `kubectl get -o json` prints them.
@@ -41,31 +41,31 @@ pub enum Source {
         /// The pods of all namespaces.
         pods: PathBuf,
     },
-    /// The API server that this file names. `None`: as every pod is told.
+    /// The API server of this kubeconfig. `None`: the pod's service account.
     Cluster(Option<PathBuf>),
 }
 
-/// Why nothing can be told.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ExplainError {
     /// A file cannot be read.
     #[error("{}: {reason}; expected the output of kubectl get -o json", file.display())]
     File {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The API server cannot be found.
+    /// There is no client for the API server.
     #[error(transparent)]
     Connect(#[from] api_server::ConnectError),
-    /// It does not answer.
+    /// The API server does not answer.
     #[error(transparent)]
     Api(#[from] api_server::CallError),
-    /// There is no such pod.
+    /// The pod does not exist.
     #[error("there is no pod {0}; expected [NAMESPACE/]NAME")]
     NoPod(String),
-    /// It has a node.
+    /// The pod is bound already.
     #[error("the pod {pod} is on node {node}; expected a pod that has no node yet")]
     Bound {
         /// The pod.
@@ -73,15 +73,15 @@ pub enum ExplainError {
         /// Its node.
         node: String,
     },
-    /// It is not this extender's.
+    /// The pod requests no GPU.
     #[error("the pod {pod} requests no GPU; expected a resource of {dialects}, such as {}", table::RESOURCES[0].name)]
     NoGpu {
         /// The pod.
         pod: String,
-        /// Whose names are known.
+        /// The known dialects.
         dialects: String,
     },
-    /// It fits no node at all.
+    /// The pod's request is invalid.
     #[error("the pod {pod} fits no node: {source}")]
     Pod {
         /// The pod.
@@ -103,19 +103,19 @@ fn read<T: DeserializeOwned>(file: &Path) -> Result<Vec<T>, ExplainError> {
     Ok(list.items)
 }
 
-/// How what pods request is understood.
+/// How pods' requests are read.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Whose names pods may use.
+    /// The dialects whose resource names pods may use.
     pub dialects: Vec<Dialect>,
-    /// With `GPUTopology`, links between GPUs have a say.
+    /// The feature gates; `GPUTopology` lets pods request links.
     pub gates: FeatureGates,
-    /// What the cluster calls resources.
+    /// The cluster's resource names.
     pub names: ResourceNames,
 }
 
 impl Snapshot {
-    /// Reads it.
+    /// Reads files, or lists the objects of the cluster.
     ///
     /// # Errors
     /// [`ExplainError`]
@@ -193,8 +193,8 @@ impl Snapshot {
         Ok(why)
     }
 
-    /// Where the pods without a node would be placed, one after the other, in kube-scheduler's order: the highest priority
-    /// first, then the oldest. Of equal nodes, the first by name.
+    /// Places the pods without a node one after the other, in kube-scheduler's order: highest priority first, then the
+    /// oldest. Of equal nodes, takes the first by name.
     #[must_use]
     pub fn simulate(&self, terms: &Terms, now: Instant) -> Vec<Simulated> {
         let mut cluster = self.cluster(terms);
@@ -224,7 +224,7 @@ impl Snapshot {
 }
 
 impl Cluster {
-    /// The claims of a pod on a node.
+    /// The claims that a pod would get on a node.
     fn on(&self, node: &str, asked: &Asked) -> Result<PodClaims, Box<Unfit>> {
         let request = &asked.request;
         match self.account(node, request.dialect) {
@@ -262,7 +262,7 @@ impl Cluster {
     }
 }
 
-/// Why a pod has no room on a node, and which request would have, with its loss.
+/// Why a pod has no room on a node, and the nearest request that has, with its loss.
 struct Unfit {
     refusal: Refusal,
     nearest: Option<(u64, Offer)>,
@@ -273,9 +273,9 @@ struct Unfit {
 pub struct Why {
     pod: PodName,
     nodes: BTreeMap<String, Result<PodClaims, Refusal>>,
-    /// How many nodes offer nothing by the names that the pod uses.
+    /// Nodes that register no GPUs in the pod's dialect.
     unregistered: usize,
-    /// The loss, the node, and what would fit.
+    /// The smallest loss, its node, and the request that would fit.
     nearest: Option<(u64, String, Offer)>,
 }
 
@@ -306,7 +306,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// Which GPUs, after a colon.
+/// Displays a pod's GPUs after a colon.
 struct Gpus<'a>(&'a PodClaims);
 
 impl fmt::Display for Gpus<'_> {
@@ -322,21 +322,21 @@ impl fmt::Display for Gpus<'_> {
     }
 }
 
-/// What would become of a pod.
+/// The result for one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulated {
     /// Namespace and name.
     pub pod: String,
-    /// Where, or why nowhere.
+    /// The placement, or the reason why there is none.
     pub placed: Result<Placed, String>,
 }
 
-/// Where a pod would be.
+/// A placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
     /// The node.
     pub node: String,
-    /// What it would have there.
+    /// Its claims there.
     pub claims: PodClaims,
 }
 

@@ -1,8 +1,8 @@
-//! Which of several extenders binds pods: the holder of a Lease.
+//! Leader election: of several extenders, the holder of a Lease binds pods.
 //!
-//! Each kube-scheduler calls the extender beside it, and one kube-scheduler at a time is active. So an extender takes the
-//! lease when it is called, and gives it back when nobody has called for a while. A holder that has ended is succeeded
-//! after [`LASTS`], by the successor's own clock.
+//! Each kube-scheduler calls the extender beside it, and one kube-scheduler is active at a time. So an extender takes
+//! the lease when it is called, and releases it when it has not been called for a while. The lease of a holder that
+//! died can be taken after [`LASTS`], measured by the successor's clock.
 
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ use tokio::sync::Mutex;
 use crate::binder::ANSWERS_WITHIN;
 use crate::shared::Shared;
 
-/// How long a lease lasts that is not renewed.
+/// How long a lease is valid without renewal.
 const LASTS: Duration = Duration::from_secs(10);
 const RENEWED_EVERY: Duration = Duration::from_secs(2);
-/// Nobody has called for so long: another extender may be called instead.
+/// Without a call for this long, the lease is released: another extender may be called.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Why this extender does not answer.
+/// Why this extender refuses calls.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
     #[error("the extender {holder} holds the lease {lease}: it is succeeded {} s after its end", LASTS.as_secs())]
@@ -33,7 +33,7 @@ pub(crate) enum LeaseError {
     Api { lease: String, source: CallError },
 }
 
-/// This extender's part in it.
+/// A handle to the lease.
 #[derive(Clone)]
 pub(crate) struct Leadership {
     leases: Api<Lease>,
@@ -41,18 +41,18 @@ pub(crate) struct Leadership {
     identity: Arc<str>,
     cluster: Shared,
     held: Arc<StdMutex<Held>>,
-    /// Who changes the lease.
+    /// Serializes changes of the lease.
     state: Arc<Mutex<State>>,
 }
 
-/// A Lease, by `NAMESPACE/NAME`.
+/// A Lease, as `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     namespace: String,
     name: String,
 }
 
-/// A text that names no Lease.
+/// The text is no `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no lease; expected NAMESPACE/NAME, such as kube-system/sluice-extender")]
 pub struct LeaseNameError(String);
@@ -78,13 +78,13 @@ impl std::fmt::Display for LeaseName {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Until when it is held.
+    /// When the lease ends.
     until: Option<Instant>,
     called: Option<Instant>,
 }
 
 impl Held {
-    /// Whether whatever is written now is written before another extender holds the lease.
+    /// Whether a write that starts now is answered before the lease ends.
     fn at(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now + ANSWERS_WITHIN < until)
     }
@@ -92,14 +92,14 @@ impl Held {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Which version of the lease was seen, and when first.
+    /// The version of the lease last seen, and when it was first seen.
     seen: Option<(String, Instant)>,
-    /// The lease's count of holders when this one took it.
+    /// The lease's `leaseTransitions` when this extender took it.
     transitions: Option<i32>,
 }
 
 impl State {
-    /// Whether a lease of another holder has ended.
+    /// Whether another holder's lease has ended.
     fn has_ended(&mut self, lease: &Lease, now: Instant) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         match &self.seen {
@@ -129,7 +129,7 @@ impl Leadership {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call has come. Whether the lease is held.
+    /// Records a call. Returns whether the lease is held.
     fn called(&self) -> bool {
         let now = Instant::now();
         let mut held = self.held();
@@ -137,7 +137,6 @@ impl Leadership {
         held.at(now)
     }
 
-    /// Takes the lease, unless another extender holds it.
     pub(crate) async fn take(&self) -> Result<(), LeaseError> {
         if self.called() {
             return Ok(());
@@ -159,7 +158,7 @@ impl Leadership {
         }
         let spec = known.as_ref().and_then(|lease| lease.spec.as_ref());
         let count = spec.and_then(|spec| spec.lease_transitions).unwrap_or_default();
-        // Its holder was always this one.
+        // This extender has held the lease without interruption.
         let is_still_own = state.transitions == Some(count);
         let transitions = if is_still_own { count } else { count.saturating_add(1) };
         let lease = self.lease(known.as_ref(), Some(&self.identity), transitions);
@@ -187,7 +186,7 @@ impl Leadership {
         self.cluster.has_lease();
     }
 
-    /// `holder`: `None` gives it back.
+    /// The Lease object to write. `holder`: `None` to release it.
     fn lease(&self, known: Option<&Lease>, holder: Option<&str>, transitions: i32) -> Lease {
         let mut lease = known.cloned().unwrap_or_default();
         lease.metadata.name = Some(self.name.name.clone());
@@ -206,12 +205,12 @@ impl Leadership {
         lease
     }
 
-    /// Renews the lease while calls come, and looks who holds it otherwise. It does not end.
+    /// Renews the lease while calls come; otherwise watches who holds it. Never returns.
     pub(crate) async fn keep(&self) {
         loop {
             tokio::time::sleep(RENEWED_EVERY).await;
             let is_wanted = self.cluster.lock().waiting.wants_lease();
-            // Its kube-scheduler may not call again for minutes.
+            // Its kube-scheduler may not call again for minutes, while pods wait.
             if is_wanted && self.take().await.is_ok() {
                 continue;
             }
@@ -249,7 +248,7 @@ impl Leadership {
         Ok(())
     }
 
-    /// Gives the lease back, as far as it is held: another extender need not wait.
+    /// Releases the lease if it is held, so that another extender need not wait.
     pub(crate) async fn give_back(&self) {
         let mut state = self.state.lock().await;
         let is_held = {

@@ -1,8 +1,8 @@
-//! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes and not their single GPUs.
+//! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes but not their GPUs.
 //!
-//! `filter` leaves the nodes where GPUs have room, by what nodes have registered and pods have claimed (`placement`), and
-//! `prioritize` ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of pods that have to end. `bind` chooses the
-//! GPUs and writes them with the node's name in one step. Both follow the ResourceQuotas of the pod's namespace.
+//! `filter` keeps the nodes whose GPUs have room, by nodes' registrations and pods' claims (`placement`); `prioritize`
+//! ranks them by the pod's policy. `preempt` completes kube-scheduler's choice of victims. `bind` chooses the GPUs and
+//! writes them together with the node's name. `filter` and `bind` respect the ResourceQuotas of the pod's namespace.
 
 #![forbid(unsafe_code)]
 
@@ -42,57 +42,57 @@ use self::wire::{
     PreemptionResult,
 };
 
-/// Where VGPU-Manager's extender listens, for its schedulers' configuration.
+/// Default address: that of VGPU-Manager's extender, which schedulers are configured for.
 pub const LISTEN: &str = "127.0.0.1:3456";
-/// What calls may send, one alone and all at once. Nodes in full are some KiB each.
+/// Limit of one request body, and of all together, in bytes. Full node objects have a few KiB each.
 const MOST_BYTES: u32 = 64 << 20;
 /// kube-scheduler binds up to 16 pods at once.
 const CONNECTIONS: usize = 64;
-/// How long calls have to end when the program ends.
+/// How long calls may take to finish when the program ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 const NOT_READY: &str = "it has not heard of all nodes, pods and quotas yet";
 
-/// How the extender is to run.
+/// The options of the extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Whose names pods may use.
+    /// The dialects whose resource names pods may use.
     pub dialects: Vec<Dialect>,
-    /// What is switched on.
+    /// The feature gates.
     pub gates: FeatureGates,
-    /// What the cluster calls resources.
+    /// The cluster's resource names.
     pub names: ResourceNames,
-    /// The file that says how the API server is found. `None`: as every pod is told.
+    /// Kubeconfig for the API server. `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// Which Lease says which of several extenders binds pods. `None`: there is one.
+    /// The Lease for leader election. `None`: there is one extender.
     pub lease: Option<LeaseName>,
 }
 
-/// Why it cannot run.
+/// Why the extender cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtenderError {
-    /// Others would bind pods.
+    /// Other machines could bind pods.
     #[error(
         "--listen {0}: whoever can call it can bind pods; expected an address of this machine alone, such as {LISTEN}"
     )]
     Open(SocketAddr),
-    /// Nobody would be scheduled.
+    /// No dialect is selected.
     #[error("no dialect is chosen; expected vgpu-manager, volcano or hami")]
     NoDialect,
-    /// Their nodes do not say what they have.
+    /// Nodes do not register GPUs in this dialect.
     #[error(
         "--dialects {0}: its pods have a scheduler of their own; expected vgpu-manager, volcano or hami"
     )]
     OtherScheduler(&'static str),
-    /// The API server cannot be asked.
+    /// There is no client for the API server.
     #[error(transparent)]
     Api(#[from] api_server::ConnectError),
     /// The address cannot be used.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
         /// The system's reason.
         source: io::Error,
@@ -105,7 +105,7 @@ struct Extender {
     binder: Binder,
 }
 
-/// Those whose nodes say what they have. Of the others people are told: the node's part may have the same list.
+/// The dialects with registrations. Warns about others, because the node agent may use the same list.
 fn schedulable(dialects: &[Dialect]) -> Result<Arc<[Dialect]>, ExtenderError> {
     let says = |dialect: &Dialect| dialect.annotations().register.is_some();
     let (own, others): (Vec<Dialect>, Vec<Dialect>) =
@@ -119,7 +119,7 @@ fn schedulable(dialects: &[Dialect]) -> Result<Arc<[Dialect]>, ExtenderError> {
     Ok(own.into())
 }
 
-/// Serves until `end` is there.
+/// Serves until `end` resolves.
 ///
 /// # Errors
 /// [`ExtenderError`]
@@ -160,7 +160,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
         .data(memory.clone());
     let calls_have_ended = async {
         end.await;
-        // In vain after that time: they are broken off.
+        // Calls that take longer are aborted.
         _ = tokio::time::timeout(ENDS_WITHIN, memory.all_free()).await;
     };
     let keep_lease = async {

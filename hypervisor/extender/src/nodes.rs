@@ -1,4 +1,4 @@
-//! What kube-scheduler asks about nodes: which have room, and how well these suit. No I/O and no clock.
+//! Answers kube-scheduler's questions about nodes: which have room, and how well they suit. No I/O and no clock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,6 @@ use placement::{Account, Offer, Refusal, Request};
 use crate::cluster::{Asked, Cluster, KnownNode, PodName, name_of};
 use crate::quota::QuotaRefusal;
 
-/// Why a node is left out.
 enum Why<'a> {
     Unknown,
     Refused(Refusal, &'a Account),
@@ -18,7 +17,7 @@ enum Why<'a> {
 }
 
 impl Cluster {
-    /// Whether the quotas of its namespace leave a pod what it asks for.
+    /// Whether the namespace's quotas leave enough for a pod.
     pub(crate) fn would_keep_quota(
         &self,
         own: &PodName,
@@ -78,7 +77,7 @@ impl Cluster {
         nodes: Vec<u32>,
         now: Instant,
     ) {
-        // kube-scheduler may try a pod once more that it is binding.
+        // kube-scheduler may retry a pod while binding it.
         match self.pod(&own).is_some_and(|pod| pod.node().is_some()) {
             true => self.waiting.forget(&own),
             false => self.waiting.refuse(own, refused, nodes, now),
@@ -102,9 +101,9 @@ impl Cluster {
         }
     }
 
-    /// How well nodes suit a pod that has room on them: 0 to 10 each.
+    /// How well nodes with room suit a pod: 0 to 10 each.
     pub(crate) fn scores(&self, pod: &Pod, names: &[impl AsRef<str>]) -> Vec<u64> {
-        // A pod that cannot be read has been left without a node.
+        // A pod with an invalid request was left without a node.
         let asked = self.reading.asked(pod).ok().flatten();
         let is_any = |policy: Policy| Policy { device: None, ..policy } == Policy::default();
         let asked = asked.filter(|asked| !is_any(asked.request.policy));
