@@ -1,5 +1,5 @@
-//! What the pods of a namespace may have at once: ResourceQuotas on names such as `limits.nvidia.com/gpumem`, which API
-//! servers do not count. HAMi's form: amounts of each GPU count once for each GPU. No I/O and no clock.
+//! ResourceQuotas on names such as `limits.nvidia.com/gpumem`, which API servers do not count. HAMi's meaning: an
+//! amount per GPU counts once for each GPU. No I/O and no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use dialects::{Dialect, ResourceNames};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use placement::Usage;
 
-/// What distinguishes these names from those that API servers count.
+/// The prefix of the quota names that API servers do not count.
 const PREFIX: &str = "limits.";
 
-/// A pod would exceed a quota.
+/// The quota that a pod would exceed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ResourceQuota {quota}: {name}: {asked} requested, {used} of {hard} in use; expected at most {left}"
@@ -26,21 +26,21 @@ pub(crate) struct QuotaRefusal {
     left: u64,
 }
 
-/// A quota on one resource.
+/// A limit on one resource in a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limit {
     dialect: Dialect,
     word: Word,
-    /// Its name in the quota.
+    /// The name in the quota.
     name: String,
     hard: u64,
 }
 
-/// Those of all namespaces, by namespace and name.
+/// The quotas of the cluster, by namespace and name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas {
     known: BTreeMap<(String, String), Vec<Limit>>,
-    /// While they are told anew: those that were told.
+    /// During a new list: the quotas listed so far.
     told: Option<BTreeSet<(String, String)>>,
 }
 
@@ -70,7 +70,7 @@ impl Quotas {
         self.known.remove(&key(quota));
     }
 
-    /// Whether a namespace has any.
+    /// Whether a namespace has a quota.
     pub(crate) fn has(&self, namespace: &str) -> bool {
         self.of(namespace).next().is_some()
     }
@@ -80,7 +80,7 @@ impl Quotas {
         own.map(|((_, name), limits)| (name.as_str(), limits.as_slice()))
     }
 
-    /// Whether pods of a namespace that have `used` may have so much more.
+    /// Whether pods of a namespace that use `used` may use this much more.
     pub(crate) fn check(
         &self,
         namespace: &str,
@@ -113,7 +113,7 @@ fn key(quota: &ResourceQuota) -> (String, String) {
     (part(&quota.metadata.namespace), part(&quota.metadata.name))
 }
 
-/// Of a quota on all pods: what scopes leave out is not known here.
+/// The limits of a quota. Quotas with scopes are ignored, because scopes are not evaluated here.
 fn limits(quota: &ResourceQuota, names: &ResourceNames) -> Vec<Limit> {
     let Some(spec) = &quota.spec else { return Vec::new() };
     let hard = spec.hard.iter().flatten().filter_map(|(name, quantity)| {

@@ -1,4 +1,4 @@
-//! The cluster, shared by the watches and the calls.
+//! The cluster, shared by watches and calls.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,24 +19,24 @@ use crate::binder::ANSWERS_WITHIN;
 use crate::cluster::{Cluster, Reading};
 use crate::waiting::Wake;
 
-/// How often bindings without an answer are looked at.
+/// How often unanswered bindings are checked.
 const EXPIRES_EVERY: Duration = Duration::from_secs(5);
-/// How long it is tried to tell that a pod has room. kube-scheduler tries each pod again after 5 minutes.
+/// How long to retry waking a pod. kube-scheduler retries each pod after 5 minutes by itself.
 const WAKES_WITHIN: Duration = Duration::from_secs(300);
-/// Says that a pod has room. Its value is a time.
+/// The pod annotation whose change wakes a pod. Its value is a time.
 const ROOM: &str = "sluice.dev/room";
 
 #[derive(Clone)]
 pub(crate) struct Shared {
     cluster: Arc<Mutex<Cluster>>,
-    /// Something has changed.
+    /// Notified of every change.
     news: watch::Sender<()>,
     anew: watch::Sender<u64>,
     wakes: mpsc::UnboundedSender<Vec<Wake>>,
 }
 
 impl Shared {
-    /// A cluster of which nothing is known, and the pods to wake.
+    /// An empty cluster, and the stream of pods to wake.
     pub(crate) fn new(reading: Reading) -> (Self, mpsc::UnboundedReceiver<Vec<Wake>>) {
         let (wakes, woken) = mpsc::unbounded_channel();
         let cluster = Arc::new(Mutex::new(Cluster::new(reading)));
@@ -48,7 +48,7 @@ impl Shared {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes it, and tells those who wait for that.
+    /// Changes the cluster and notifies those who wait for changes.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Cluster)) {
         let mut cluster = self.lock();
         change(&mut cluster);
@@ -56,7 +56,7 @@ impl Shared {
         drop(cluster);
         self.news.send_replace(());
         if !wake.is_empty() {
-            // In vain while the program ends.
+            // Fails only while the program ends.
             _ = self.wakes.send(wake);
         }
     }
@@ -70,13 +70,13 @@ impl Shared {
         self.change(|cluster| cluster.waiting.has_lease());
     }
 
-    /// All nodes and pods are to be told anew.
+    /// Requests new lists of nodes and pods.
     pub(crate) fn start_anew(&self) {
         let generation = self.lock().is_behind();
         self.anew.send_replace(generation);
     }
 
-    /// Keeps objects of a kind up to date. It does not end.
+    /// Watches objects of a kind. Never returns.
     async fn keep<K>(
         &self,
         client: Client,
@@ -132,7 +132,7 @@ impl Shared {
         self.keep(client, "resourcequotas", apply).await;
     }
 
-    /// Bindings without an answer do not count for ever. It does not end.
+    /// Drops outdated bindings periodically. Never returns.
     pub(crate) async fn keep_time(&self) {
         loop {
             tokio::time::sleep(EXPIRES_EVERY).await;
@@ -141,7 +141,7 @@ impl Shared {
     }
 }
 
-/// Wakes pods. It does not end.
+/// Wakes pods. Never returns.
 pub(crate) async fn wake(client: Client, mut woken: mpsc::UnboundedReceiver<Vec<Wake>>) {
     while let Some(wakes) = woken.recv().await {
         for wake in wakes {

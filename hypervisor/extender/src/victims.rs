@@ -1,6 +1,6 @@
-//! Which pods have to end so that one of higher priority fits. No I/O and no clock.
+//! Chooses the pods that must end so that one of higher priority fits. No I/O and no clock.
 //!
-//! kube-scheduler proposes victims by its own count, of a node's places. By what single GPUs have left, they may not be
+//! kube-scheduler proposes victims by counting places per node. For the free capacity of single GPUs, they may not be
 //! enough.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +12,13 @@ use crate::cluster::{Cluster, name_of};
 use crate::wire::{MetaPod, MetaVictims};
 
 impl Cluster {
-    /// The nodes on which the pod fits once these victims have ended, with more of them where that takes more.
+    /// The nodes on which the pod fits once these victims have ended, with more victims where needed.
     pub(crate) fn preempt(
         &self,
         pod: &Pod,
         proposed: BTreeMap<String, MetaVictims>,
     ) -> BTreeMap<String, MetaVictims> {
-        // Whoever ends, a quota that is used up refuses the pod again.
+        // If a quota is used up, the pod is refused again whatever ends.
         if let Ok(Some(asked)) = self.reading.asked(pod)
             && self.would_keep_quota(&name_of(pod), &asked).is_err()
         {
@@ -33,14 +33,14 @@ impl Cluster {
         proposed.into_iter().filter_map(enough).collect()
     }
 
-    /// `None`: whoever ends, the pod does not fit.
+    /// `None`: the pod does not fit, whatever ends.
     fn victims(
         &self,
         pod: &Pod,
         node: &str,
         mut victims: BTreeSet<String>,
     ) -> Option<BTreeSet<String>> {
-        // A pod without GPUs is kube-scheduler's own.
+        // Victims for a pod without GPUs are left as proposed.
         let Some(asked) = self.reading.asked(pod).ok()? else { return Some(victims) };
         let own = name_of(pod);
         let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
@@ -68,7 +68,7 @@ impl Cluster {
             victims.insert(uid.to_owned());
             added.push(uid);
         }
-        // Those that need not end, the ones of the highest priority first.
+        // Removes victims that need not end, highest priority first.
         for uid in added.into_iter().rev() {
             victims.remove(uid);
             if !fits(&victims) {

@@ -14,10 +14,10 @@ use placement::{Account, Holding, Usage};
 
 use crate::cluster::{Asked, Cluster, PodName, name_of, namespace_of};
 
-/// kube-scheduler has tried each waiting pod again after this time: those that it has not have gone.
+/// kube-scheduler has retried each waiting pod after this time, so pods that were not retried are gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1800);
 
-/// As many pods that have gone are remembered.
+/// How many pods that have gone are remembered.
 const MOST_GONE: usize = 1000;
 
 #[derive(Debug, Default)]
@@ -25,9 +25,9 @@ pub(crate) struct Waiting {
     pods: BTreeMap<PodName, Refused>,
     /// Those that got no answer, with their UIDs, because not everything was heard of. kube-scheduler may leave them for minutes.
     unanswered: BTreeMap<PodName, String>,
-    /// Another extender answered when they came.
+    /// Another extender held the lease when they came.
     is_withheld: bool,
-    /// The UIDs of pods that have gone. kube-scheduler may try one once more, which would then wait in front of others.
+    /// UIDs of pods that have gone. kube-scheduler may retry one, which would then wait in front of others.
     gone: VecDeque<String>,
     /// Nodes that may have more room than before.
     roomier: BTreeSet<Arc<str>>,
@@ -41,12 +41,11 @@ struct Refused {
     asked: Arc<Asked>,
     /// By their numbers, in order: kube-scheduler has nothing against these nodes. None: a quota refuses the pod.
     nodes: Vec<u32>,
-    /// kube-scheduler's order: the higher priority first, then the older pod.
+    /// kube-scheduler's order: higher priority first, then the older pod.
     rank: (core::cmp::Reverse<i32>, String),
     at: Instant,
 }
 
-/// A pod to wake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wake {
     pub(crate) name: PodName,
@@ -65,7 +64,7 @@ impl Waiting {
         nodes.sort_unstable();
         let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
         let created = pod.metadata.creation_timestamp.as_ref();
-        // In one format, whose order is that of time.
+        // Times in one format, so that text order is time order.
         let created = created.map(|time| time.0.to_string()).unwrap_or_default();
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         if self.gone.contains(&uid) {
@@ -81,13 +80,13 @@ impl Waiting {
         self.unanswered.remove(name);
     }
 
-    /// A pod is neither refused nor left a node.
+    /// Records a pod that was neither refused nor given a node.
     pub(crate) fn put_off(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         self.unanswered.insert(name_of(pod), uid);
     }
 
-    /// The same, because another extender holds the lease.
+    /// Like [`Self::put_off`], because another extender holds the lease.
     pub(crate) fn withhold(&mut self, pod: &Pod) {
         self.is_withheld = true;
         self.put_off(pod);
@@ -98,7 +97,7 @@ impl Waiting {
         self.is_withheld && !self.unanswered.is_empty()
     }
 
-    /// This extender answers from now on.
+    /// Records that this extender holds the lease.
     pub(crate) fn has_lease(&mut self) {
         self.is_withheld = false;
     }
@@ -108,7 +107,7 @@ impl Waiting {
         self.gone.push_front(uid);
     }
 
-    /// A node may have more room than before.
+    /// Records that a node may have more room than before.
     pub(crate) fn has_room(&mut self, node: &Arc<str>) {
         if !self.pods.is_empty() {
             self.roomier.insert(Arc::clone(node));

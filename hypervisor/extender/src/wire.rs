@@ -1,4 +1,4 @@
-//! kube-scheduler's extender messages, v1. Go writes the fields' names as they are in its source.
+//! kube-scheduler's extender messages, v1. Fields have their Go names.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Which of these nodes has room, or how well do they suit?
+/// The request of `filter` and `prioritize`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct FilterArguments {
     pub(crate) pod: Pod,
-    /// In full, where the scheduler takes the extender for one without memory.
+    /// Complete objects, unless `nodeCacheCapable` is set.
     #[serde(default)]
     pub(crate) nodes: Option<NodeList>,
-    /// By name, where `nodeCacheCapable` is set.
+    /// Names, if `nodeCacheCapable` is set.
     #[serde(default)]
     pub(crate) node_names: Option<Vec<String>>,
 }
 
-/// Nodes as they came: of a large cluster they are many.
+/// Node objects, unparsed because a large cluster has many.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct NodeList {
     pub(crate) items: Vec<Box<RawValue>>,
@@ -43,7 +43,7 @@ impl FilterArguments {
     }
 }
 
-/// The name of a node. Empty: it has none.
+/// A node's name; empty if missing.
 fn name_of(node: &RawValue) -> String {
     let named = serde_json::from_str(node.get());
     named.map(|Named { metadata }| metadata.name).unwrap_or_default()
@@ -72,15 +72,15 @@ pub(crate) struct HostPriority {
     pub(crate) score: u64,
 }
 
-/// Is it enough if these pods end?
+/// The request of `preempt`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct PreemptionArguments {
     pub(crate) pod: Pod,
-    /// In full, where the scheduler takes the extender for one without memory.
+    /// Complete objects, unless `nodeCacheCapable` is set.
     #[serde(default)]
     pub(crate) node_name_to_victims: Option<BTreeMap<String, Victims>>,
-    /// By UID, where `nodeCacheCapable` is set.
+    /// UIDs, if `nodeCacheCapable` is set.
     #[serde(default)]
     pub(crate) node_name_to_meta_victims: Option<BTreeMap<String, MetaVictims>>,
 }
@@ -134,7 +134,7 @@ pub(crate) struct PreemptionResult {
     pub(crate) node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
 }
 
-/// Put this pod there.
+/// The request of `bind`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct BindArguments {
