@@ -35,7 +35,7 @@ use super::Error;
 const PASSED_ON: [i32; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// How long what the program started may take to end after it.
+/// How long descendants may take to end after the program.
 const PATIENCE: Duration = Duration::from_millis(100);
 const NAP: Duration = Duration::from_millis(2);
 
@@ -46,7 +46,7 @@ pub struct Ended {
     pub code: u8,
     /// The signal that killed it.
     pub signal: Option<i32>,
-    /// What processes that it started, and that go on, mean for the session.
+    /// What happens to the session, given the descendants that are left.
     pub left: AtEnd,
 }
 
@@ -67,7 +67,7 @@ pub fn run(mut command: Command) -> Result<Ended, Error> {
         .map_err(|e| Error::system("cannot watch for signals", e))?;
     signals::unblock(watched).map_err(|e| Error::system("cannot watch for signals", e))?;
     inherited.give_to(&mut command);
-    // Without it orphans go to another process, and what is left is told by locks alone.
+    // Without it, orphans go to another process, and only locks tell what is left.
     let _ = set_child_subreaper(Some(getpid()));
     let others = has_children();
     let program = command.get_program().display().to_string();
@@ -93,7 +93,7 @@ impl Ended {
     #[must_use]
     pub fn end_alike(self) -> u8 {
         if let Some(signal) = self.signal.filter(|_| !getpid().is_init()) {
-            // The program's core, if any, tells of the program; one of this process would replace it.
+            // A core dump of this process would replace the program's.
             let none = Rlimit { current: Some(0), maximum: Some(0) };
             let _ = setrlimit(Resource::Core, none);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
@@ -102,10 +102,10 @@ impl Ended {
     }
 }
 
-/// Makes the ends of children known to a command that waits for them one by one, whoever started it
-/// with SIGCHLD ignored.
+/// Makes `wait` report the end of children even if this process was started with SIGCHLD ignored.
 ///
 /// # Errors
+/// [`Error::System`]
 /// [`Error::System`]
 pub fn hear_of_ends() -> Result<(), Error> {
     signal_hook::flag::register(SIGCHLD, std::sync::Arc::default())
@@ -113,7 +113,7 @@ pub fn hear_of_ends() -> Result<(), Error> {
         .map_err(|e| Error::system("cannot watch for signals", e))
 }
 
-/// Whether this process has children already: whoever became `sluice` by execve(2) may have started some.
+/// Whether this process has children already: the process that became `sluice` by execve(2) may have started some.
 fn has_children() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -123,8 +123,8 @@ fn has_children() -> bool {
     }
 }
 
-/// What goes on after the program. `others`: this process had children before, which cannot be told from what the
-/// program left.
+/// What happens to the session after the program's end. `others`: this process had children before, which cannot be
+/// told from descendants of the program.
 fn left(others: bool) -> AtEnd {
     // The kernel ends all processes of a pid namespace with the first.
     if getpid().is_init() {
@@ -148,12 +148,12 @@ fn pass_on(origin: &Origin, pid: Pid) {
     let Some(signal) = Signal::from_named_raw(origin.signal) else { return };
     let from_terminal = origin.cause == Cause::Kernel;
     if !from_terminal || signal == Signal::CONT {
-        // It may have ended meanwhile; then the wait shows it.
+        // The process may have ended meanwhile; the next wait shows that.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Collects what happened to the program, and to orphans. Returns how the program ended, if it has.
+/// Reaps the program and orphans. Returns how the program ended, if it has.
 fn poll(program: Pid) -> Result<Option<WaitStatus>, Error> {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {

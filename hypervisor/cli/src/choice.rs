@@ -1,4 +1,4 @@
-//! Finds the session that a user means.
+//! Finds the session that a command-line argument names.
 
 use std::path::Path;
 
@@ -12,24 +12,24 @@ use session::process::{may_be_of, start_time};
 use super::Error;
 use super::node::{Node, containers, last_part};
 
-/// What has to be known of a session.
+/// Accessors for the ways to name a session.
 struct Ways<N, G, C, U, P> {
-    /// Its name, made by Sluice. A prefix of it will do.
+    /// Its generated name. A prefix is enough.
     name: N,
-    /// The name that it was given, which has to be whole: 'train' is not to mean 'train2' once it has ended.
+    /// Its given name, which must match completely: 'train' must not select 'train2' after 'train' has ended.
     given: G,
-    /// Its container's name and id. A prefix will do, as with container runtimes.
+    /// Its container's name and id. A prefix is enough, as in container runtimes.
     container: C,
     /// Its user.
     uid: U,
-    /// Whether a process is its own.
+    /// Whether a process belongs to it.
     has_process: P,
 }
 
-/// The session with pages that is meant by a name, the beginning of a name, a container or a process id.
+/// The session with pages that is named by its name or a prefix of it, a container or a process id.
 ///
 /// # Errors
-/// [`Error::Usage`]: there is none, or there are several.
+/// [`Error::Usage`]: none or several match.
 pub(crate) fn session<'a>(node: &'a Node, wanted: &str) -> Result<&'a Found, Error> {
     let ways = Ways {
         name: |found: &Found| found.name.clone(),
@@ -42,24 +42,24 @@ pub(crate) fn session<'a>(node: &'a Node, wanted: &str) -> Result<&'a Found, Err
         has_process,
     };
     choose(&node.sessions, wanted, &ways).map_err(|error| match known(node, wanted) {
-        // One that only the daemon knows.
+        // Only the daemon knows this session.
         Ok(known) => out_of_reach(known),
         Err(_) => error,
     })
 }
 
-/// Where a session's limits can be changed.
+/// How a session's limits can be changed.
 pub(crate) enum Reached<'a> {
     /// In its pages.
     Pages(&'a Found),
-    /// By the daemon, which alone knows it.
+    /// Through the daemon, because its pages are not visible here.
     Daemon(&'a Session),
 }
 
-/// The session that is meant, wherever its pages are.
+/// Finds a session, wherever its pages are.
 ///
 /// # Errors
-/// [`Error::Usage`]: there is none, or there are several.
+/// [`Error::Usage`]: none or several match.
 pub(crate) fn anywhere<'a>(node: &'a Node, wanted: &str) -> Result<Reached<'a>, Error> {
     match (session(node, wanted), known(node, wanted)) {
         (Ok(found), _) => Ok(Reached::Pages(found)),
@@ -68,10 +68,10 @@ pub(crate) fn anywhere<'a>(node: &'a Node, wanted: &str) -> Result<Reached<'a>, 
     }
 }
 
-/// The same among the sessions that the daemon knows.
+/// Finds a session among those that the daemon knows.
 ///
 /// # Errors
-/// [`Error::Usage`]: there is none, or there are several.
+/// [`Error::Usage`]: none or several match.
 pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Error> {
     let sessions = node.daemon.as_ref().map_or(&[][..], |daemon| &daemon.sessions);
     let ways = Ways {
@@ -86,19 +86,18 @@ pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Err
     choose(sessions, wanted, &ways)
 }
 
-/// The name that a session was given. One that is left over has none any more.
+/// The given name of a session. `None` for a session that has ended.
 pub(crate) fn given_name(found: &Found) -> Option<String> {
     let name = found.settings()?.name?;
     is_running(found).then_some(name)
 }
 
-/// Whether the command that made it, or a process in it, still runs. Reads its pages.
+/// Whether the command that created the session, or a process in it, still runs. Reads its pages.
 pub(crate) fn is_running(found: &Found) -> bool {
     found.owned || SessionSummary::of(found).is_in_use()
 }
 
-/// The name that a session was given, of one that the daemon knows.
-/// What is not seen here is called as its container is.
+/// The given name of a session that the daemon knows. Without visible pages: the name of its container.
 pub(crate) fn called(node: &Node, session: &Session) -> Option<String> {
     with_pages(node, session).find_map(given_name).or_else(|| {
         let container = session.container.as_ref()?;
@@ -106,19 +105,19 @@ pub(crate) fn called(node: &Node, session: &Session) -> Option<String> {
     })
 }
 
-/// What is seen here of a session that the daemon knows.
+/// The visible pages of a session that the daemon knows.
 fn with_pages<'a>(node: &'a Node, session: &'a Session) -> impl Iterator<Item = &'a Found> {
     let is_it = |found: &&Found| found.uid == session.uid && last_part(&found.name) == session.name;
     node.sessions.iter().filter(is_it)
 }
 
-/// A session for people: its name, its user, and what it is called.
+/// A session's title for people: generated name, user and given name.
 pub(crate) fn title(name: &str, uid: u32, called: Option<&str>) -> String {
     let called = called.map_or_else(String::new, |called| format!(", called {}", Shown(called)));
     format!("{} of user {uid}{called}", Shown(name))
 }
 
-/// The words that stand for a container.
+/// The names of a container: its id, and its name if known.
 fn words(container: &api::Container) -> Vec<String> {
     let name = containers::name(&container.runtime, &container.id, container.user);
     [Some(container.id.clone()), name].into_iter().flatten().collect()
@@ -161,7 +160,7 @@ fn choose<'a, S>(
         impl Fn(&S, u32) -> bool,
     >,
 ) -> Result<&'a S, Error> {
-    // The name of its directory is taken for its name.
+    // A path to a session's directory is accepted as its name.
     let name = directory::shown_name(Path::new(wanted));
     let wanted = if wanted.is_empty() { wanted } else { name.as_str() };
     let named = |session: &&S| {
