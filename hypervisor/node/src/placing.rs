@@ -64,14 +64,15 @@ pub(crate) fn next<'a>(
     let ranked = asking.filter_map(|(pod, container)| {
         let holder = holder(pod, &container.name);
         let is_init = starting::is_init(pod, &container.name);
+        if listed.have(&holder) || is_init && is_given(pod, &container.name) {
+            return None;
+        }
         let is_listed = match is_init {
             true => listed.bare().iter().any(|bare| is_of(pod, bare)),
             false => listed.bare().contains(&holder),
         };
         let is_claimed = is_claimed(pod, container, request);
-        let has_some = listed.have(&holder) || is_init && is_given(pod, &container.name);
-        let is_next = (is_listed || is_claimed) && !has_some;
-        is_next.then_some(((!is_listed, !is_claimed), (pod, container)))
+        (is_listed || is_claimed).then_some(((!is_listed, !is_claimed), (pod, container)))
     });
     ranked.min_by_key(|(rank, _)| *rank).map(|(_, next)| next)
 }

@@ -1,7 +1,7 @@
 //! The numbers by which the scheduler behaves, each with its unit, its reason, and the figure or test that needs it.
 //!
 //! Times are in nanoseconds, parts in millionths. Numbers that follow from others say so, here or where they are used.
-//! A test (`tests/house.rs`) checks that there are no others, and no more than there were.
+//! A test (`pure_crates` of the limiter) checks that there are no others, and no more than there were.
 
 use std::ops::RangeInclusive;
 

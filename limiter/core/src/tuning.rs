@@ -1,6 +1,6 @@
 //! The numbers by which this crate behaves, each with its unit, its reason, and the figure that needs it.
 //!
-//! A test (`tests/house.rs`) checks that there are no others, and no more than there were.
+//! A test (`pure_crates` of the limiter) checks that there are no others, and no more than there were.
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;

@@ -23,6 +23,7 @@ mod overcommit;
 mod pointers;
 mod preloads;
 mod processes;
+mod pure_crates;
 mod quiet;
 mod storm;
 mod timed;

@@ -10,7 +10,6 @@ mod frozen;
 mod gangs;
 mod greedy;
 mod hours;
-mod house;
 mod in_stream;
 mod liars;
 mod losses;

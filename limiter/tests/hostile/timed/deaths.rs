@@ -26,7 +26,10 @@ fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Opt
     let worked = device.watch(&[], Duration::from_secs(8));
     running.kill();
     let outcome = running.end();
-    assert!(outcome.code() == 1009 && outcome.said().is_empty(), "{outcome:#?}");
+    // A daemon whose answer a busy machine held up for long is taken for one that is gone.
+    let is_held_up = outcome.busy.longest > Duration::from_millis(20);
+    let is_silent = outcome.said().is_empty() || daemon.is_some() && is_held_up;
+    assert!(outcome.code() == 1009 && is_silent, "{outcome:#?}");
     println!("{how} {many} {ms} ms of {us} us: {:.2} %", worked.all);
     worked.all
 }

@@ -74,7 +74,7 @@ impl Measured {
 pub(crate) struct Busy {
     /// The part of the time in which the witness was ready and had to wait, and the longest such wait.
     late: f64,
-    longest: Duration,
+    pub(crate) longest: Duration,
     /// The number of such waits.
     pub(crate) times: u64,
     /// The part of the time in which the witness ran: the cost of a thread that only sleeps for a millisecond at a
