@@ -118,7 +118,7 @@ impl Decision {
 }
 
 /// Whether a GPU has room for `part` beside the shares of `others`.
-pub(crate) fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
     let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
     let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
         cores: sum.cores.saturating_add(share.cores),

@@ -16,7 +16,6 @@ use crate::chain::chain;
 use crate::cluster::Cluster;
 use crate::dra::kind;
 use crate::identity::Holder;
-use crate::plugin::VISIBLE;
 use crate::proto::nri::{Container, PodSandbox};
 
 /// Timeout of each of the three calls to the API server.
@@ -84,8 +83,7 @@ impl Plugin {
         container: &Container,
     ) -> Result<Option<Claimed>, ClaimedError> {
         // NVIDIA's driver sets this variable by CDI in each container with a claim. A pod can change but not remove it.
-        let is_it = |text: &String| text.split_once('=').is_some_and(|(name, _)| name == VISIBLE);
-        if !container.env.iter().any(is_it) {
+        if super::visible(&container.env).is_none() {
             return Ok(None);
         }
         let source = pod.annotations.get("kubernetes.io/config.source");

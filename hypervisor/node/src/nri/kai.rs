@@ -91,12 +91,9 @@ pub(crate) fn asked(
     pool: &Pool,
 ) -> Result<Asked, KaiError> {
     let Some(amount) = amount(annotations)? else { return Ok(Asked::Nothing) };
-    // The last occurrence counts, as for NVIDIA's container runtime.
-    let is_named = |text: &&String| text.split_once('=').is_some_and(|(name, _)| name == VISIBLE);
-    let visible = variables.iter().rev().find(is_named).and_then(|text| text.split_once('='));
-    let visible = match visible {
-        None | Some((_, "" | "none" | NONE_VISIBLE)) => return Ok(Asked::Nothing),
-        Some((_, visible)) => visible,
+    let visible = match super::visible(variables) {
+        None | Some("" | "none" | NONE_VISIBLE) => return Ok(Asked::Nothing),
+        Some(visible) => visible,
     };
     let other = annotations.get(CONTAINER).is_some_and(|name| name != container);
     if other && visible == "all" {

@@ -351,6 +351,12 @@ impl Plugin {
     }
 }
 
+/// A container's value of `NVIDIA_VISIBLE_DEVICES`. The last occurrence counts, as for NVIDIA's container runtime.
+fn visible(variables: &[String]) -> Option<&str> {
+    let mut pairs = variables.iter().rev().filter_map(|text| text.split_once('='));
+    pairs.find_map(|(name, value)| (name == VISIBLE).then_some(value))
+}
+
 fn variable(name: &str, value: &str) -> KeyValue {
     KeyValue { key: name.to_owned(), value: value.to_owned() }
 }
