@@ -111,6 +111,7 @@ fn decisions() {
                     estimated_ns: used,
                     backlogged_ns: 0,
                     idle_ns: 0,
+                    launches: 1,
                     done: true,
                 };
                 let _ = device.report(grant.worker, grant.lease, report, now);

@@ -2,10 +2,7 @@
 
 use limits::turns::{self, DENSE_PPM, MEMORY_NS, Mean, ratio_ppm};
 
-use crate::tuning::{
-    ALONE_EVERY_NS, CALIBRATION_PPM, ERROR_PPM, HOLDS_OVER_NS, LONGEST_REST, NOTABLE_PPM,
-    SHORTEST_REST_NS,
-};
+use crate::tuning::{CALIBRATION_PPM, HOLDS_OVER_NS, SHORTEST_REST_NS, TAKES_TURNS_PPM};
 use crate::types::{WHOLE, portion, share_of};
 
 /// Whether a worker fills the device by itself.
@@ -50,18 +47,6 @@ impl Lately {
         self.rate.add(used_ppm, held_ns, MEMORY_NS / 2);
         self.backlog.add(backlog_ppm, held_ns, MEMORY_NS / 2);
     }
-
-    /// Whether the worker's program has changed its behavior. Busier co-holders lower a worker's use and raise its
-    /// backlog; a program that has changed moves both in the same direction.
-    fn differs_from(&self, then: &Self) -> bool {
-        let more = |was: Mean, is: Mean| is.ppm > was.ppm.saturating_add(NOTABLE_PPM);
-        let less = |was: Mean, is: Mean| is.ppm.saturating_add(ERROR_PPM) < was.ppm;
-        let rose = |was: &Self, is: &Self| {
-            (more(was.rate, is.rate) || more(was.backlog, is.backlog))
-                && !(less(was.rate, is.rate) || less(was.backlog, is.backlog))
-        };
-        rose(then, self) || rose(self, then)
-    }
 }
 
 /// The utilization of one worker without co-holders: time used relative to time held.
@@ -69,23 +54,35 @@ impl Lately {
 pub(crate) struct Density {
     alone: Mean,
     class: Class,
-    /// Whether its session was found out, so its reports do not count.
-    distrusted: bool,
-    /// Whether its session takes turns with another one that holds several devices and fills one of them.
-    among_dense: bool,
+    imposed: Imposed,
     measured_at: u64,
     seen: Seen,
     /// Recent use and backlog, with or without co-holders.
     lately: Lately,
     /// Recent use and backlog, with co-holders.
     crowded: Lately,
-    /// Set while the worker is treated as dense without a measurement.
-    suspected: Option<Suspicion>,
-    /// Whether the last report says little about the utilization.
-    in_doubt: bool,
-    turns_alone: TurnsAlone,
     /// Factor for the worker's estimates, in millionths.
     calibration: Mean,
+}
+
+/// What a worker does beside others that want the device as much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// It takes turns, which show its utilization, unless it hardly uses the device.
+    Alone,
+    /// It holds leases beside the others.
+    Overlap,
+}
+
+/// What decides about a worker besides its own class.
+#[derive(Clone, Copy, Debug, Default)]
+struct Imposed {
+    /// Whether its session was found out, so its reports do not count.
+    distrusted: bool,
+    /// Whether its session takes turns with another one that holds several devices and fills one of them.
+    among_dense: bool,
+    /// What its session does beside others that want the device as much. `None`: its class decides.
+    sharing: Option<Sharing>,
 }
 
 /// When a worker reported.
@@ -94,30 +91,11 @@ struct Seen {
     /// Times of the first and the last report.
     began_at: u64,
     told_at: u64,
+    /// Number of launches that were completed until then; `None`: no report yet.
+    launches: Option<u64>,
     /// The part of all time for which the worker holds the device; known for workers that release it when they do not
     /// use it.
     holds: Option<Mean>,
-}
-
-/// A worker's turns alone.
-#[derive(Clone, Copy, Debug)]
-struct TurnsAlone {
-    /// Its behavior before the last one.
-    then: Option<Lately>,
-    every_ns: u64,
-}
-
-/// A suspicion that the worker may have begun to fill the device. Its next turn is measured to find out.
-#[derive(Clone, Copy, Debug)]
-struct Suspicion {
-    /// The class before the suspicion.
-    before: Class,
-    /// When the suspicion is dropped.
-    until: u64,
-    /// Held time alone that suffices for a decision (ns).
-    wanted_ns: u64,
-    /// Held time alone reported since the suspicion began (ns).
-    alone_ns: u64,
 }
 
 /// One interval of a lease, with the reported values as far as they are believed.
@@ -135,15 +113,11 @@ impl Default for Density {
         Self {
             alone: Mean::default(),
             class: Class::Dense,
-            distrusted: false,
-            among_dense: false,
+            imposed: Imposed::default(),
             measured_at: 0,
             seen: Seen::default(),
             lately: Lately::default(),
             crowded: Lately::default(),
-            suspected: None,
-            in_doubt: false,
-            turns_alone: TurnsAlone { then: None, every_ns: ALONE_EVERY_NS },
             calibration: Mean { ppm: WHOLE, weight_ns: 0 },
         }
     }
@@ -151,21 +125,45 @@ impl Default for Density {
 
 impl Density {
     pub(crate) fn is_dense(&self) -> bool {
-        self.fills() || self.among_dense
+        let Imposed { distrusted, among_dense, sharing } = self.imposed;
+        let by_itself = match sharing {
+            None => self.class == Class::Dense,
+            Some(Sharing::Alone) => self.wants_ppm() >= TAKES_TURNS_PPM,
+            Some(Sharing::Overlap) => false,
+        };
+        distrusted || among_dense || by_itself
     }
 
     /// Whether the worker is dense by itself.
     pub(crate) fn fills(&self) -> bool {
-        self.class == Class::Dense || self.distrusted
+        self.class == Class::Dense || self.imposed.distrusted
     }
 
     pub(crate) fn set_among_dense(&mut self, among_dense: bool) {
-        self.among_dense = among_dense;
+        self.imposed.among_dense = among_dense;
     }
 
     /// Sets whether the worker's reports count for its class.
     pub(crate) fn distrust(&mut self, distrusted: bool) {
-        self.distrusted = distrusted;
+        self.imposed.distrusted = distrusted;
+    }
+
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.imposed.distrusted
+    }
+
+    /// Sets what the worker does beside others. `None`: its class decides.
+    pub(crate) fn share(&mut self, sharing: Option<Sharing>) {
+        let before = core::mem::replace(&mut self.imposed.sharing, sharing);
+        if sharing == Some(Sharing::Alone) && before != sharing {
+            // The next turn replaces what was known.
+            self.measured_at = 0;
+        }
+    }
+
+    /// Whether the worker holds leases at once with others that want the device as much.
+    pub(crate) fn is_chosen_to_overlap(&self) -> bool {
+        self.imposed.sharing == Some(Sharing::Overlap) && !self.is_dense()
     }
 
     /// The utilization in millionths; `None`: unknown.
@@ -176,6 +174,17 @@ impl Density {
     /// The utilization in millionths, or 1 while it is unknown.
     pub(crate) fn assumed_ppm(&self) -> u64 {
         self.known_ppm().unwrap_or(WHOLE).min(WHOLE)
+    }
+
+    /// The part of the device's time that the worker would use, as far as is known: beside others it has work queued
+    /// for longer than it takes.
+    pub(crate) fn wants_ppm(&self) -> u64 {
+        self.assumed_ppm().max(self.lately.backlog.ppm).min(WHOLE)
+    }
+
+    /// Whether the worker always has work queued, beside others, although it is sparse.
+    pub(crate) fn is_unclear(&self) -> bool {
+        !self.is_dense() && self.lately.backlog.ppm >= DENSE_PPM
     }
 
     /// The recently used part of held time, in millionths.
@@ -217,10 +226,8 @@ impl Density {
             self.crowded.add(used, backlog, seen.held_ns);
         }
         let undisturbed = self.is_undisturbed(seen.company);
-        self.in_doubt = !(undisturbed || self.wants_less_than_a_slice(seen.company));
         // An old measurement is replaced by the next one.
-        let stale = now.saturating_sub(self.measured_at) >= MEMORY_NS
-            || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
+        let stale = now.saturating_sub(self.measured_at) >= MEMORY_NS;
         // A very short interval is not enough to replace what was known.
         let counts = undisturbed && (!stale || seen.held_ns >= turns::SHORTEST_TURN_NS);
         if counts && stale {
@@ -235,14 +242,6 @@ impl Density {
             self.measured_at = now;
         }
         self.classify();
-        if seen.company.others == 0
-            && let Some(suspicion) = &mut self.suspected
-        {
-            suspicion.alone_ns = suspicion.alone_ns.saturating_add(seen.held_ns);
-            if suspicion.alone_ns >= suspicion.wanted_ns {
-                self.end_suspicion(now);
-            }
-        }
     }
 
     /// Whether the worker behaves beside its co-holders as it would alone, because none had to wait for the others:
@@ -255,80 +254,7 @@ impl Density {
         company.others == 0 || !company.dense && as_alone
     }
 
-    /// The hardware gives equal slices to all workers that want the whole device, so a worker that gets less wants
-    /// less.
-    fn wants_less_than_a_slice(&self, company: Company) -> bool {
-        let slice = WHOLE / (company.others + 1);
-        self.crowded.rate.ppm < slice / 5 * 3
-            && self.crowded.backlog.ppm < WHOLE / 2
-            && self.known_ppm().is_some_and(|known| known < self.crowded.rate.ppm * 2)
-    }
-
-    /// Whether only a turn alone can show the utilization, and one is due.
-    pub(crate) fn wants_turn_alone(&self, now: u64) -> bool {
-        let every = match self.turns_alone.then {
-            Some(then) if !self.lately.differs_from(&then) => self.turns_alone.every_ns,
-            _ => ALONE_EVERY_NS,
-        };
-        let due = || now.saturating_sub(self.measured_at) >= every;
-        self.in_doubt && (self.known_ppm().is_none() || due())
-    }
-
-    /// When the utilization was last known for certain (ns).
-    pub(crate) fn measured_at(&self) -> u64 {
-        self.measured_at
-    }
-
-    /// Whether the worker may have begun to fill the device: it did not before, and now always has work queued.
-    pub(crate) fn is_suspect(&self) -> bool {
-        let before = self.turns_alone.then.map_or(0, |then| then.backlog.ppm);
-        let comes = before < DENSE_PPM && self.lately.backlog.ppm >= DENSE_PPM;
-        let may_be = !self.is_dense() || self.known_ppm().is_none();
-        may_be && self.in_doubt && comes
-    }
-
-    pub(crate) fn suspected_until(&self) -> Option<u64> {
-        self.suspected.map(|suspicion| suspicion.until)
-    }
-
-    pub(crate) fn is_suspected(&self) -> bool {
-        self.suspected.is_some()
-    }
-
-    /// Treats the worker as dense until it was measured for `wanted_ns` of an exclusive turn, or until `until`. Its
-    /// current behavior is kept for comparison.
-    pub(crate) fn suspect(&mut self, wanted_ns: u64, until: u64) {
-        self.turns_alone.then = Some(self.lately);
-        self.suspected = Some(Suspicion { before: self.class, until, wanted_ns, alone_ns: 0 });
-        self.class = Class::Dense;
-    }
-
-    /// Ends the suspicion if the turn alone did not come in time.
-    pub(crate) fn end_overdue_suspicion(&mut self, now: u64) {
-        if self.suspected.is_some_and(|suspicion| suspicion.until <= now) {
-            self.end_suspicion(now);
-        }
-    }
-
-    /// Ends the suspicion after a turn alone. If the turn showed nothing new, the next one can wait longer.
-    fn end_suspicion(&mut self, now: u64) {
-        let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
-        self.class = before;
-        self.classify();
-        self.measured_at = now;
-        // A program's first second is not typical: it loads and warms up.
-        let begins = now.saturating_sub(self.seen.began_at) < ALONE_EVERY_NS;
-        self.turns_alone.every_ns = if self.class == before && !begins {
-            self.turns_alone.every_ns.saturating_mul(2).min(ALONE_EVERY_NS * LONGEST_REST)
-        } else {
-            ALONE_EVERY_NS
-        };
-    }
-
     fn classify(&mut self) {
-        if self.suspected.is_some() {
-            return;
-        }
         if let Some(ppm) = self.known_ppm() {
             // Decisive is for how much of all time the device would be idle because of this worker.
             let holds_ppm = self.seen.holds.map_or(WHOLE, |holds| holds.ppm);
@@ -336,6 +262,13 @@ impl Density {
             let fills = turns::is_dense(Some(WHOLE.saturating_sub(idle_ppm)));
             self.class = if fills { Class::Dense } else { Class::Sparse };
         }
+    }
+
+    /// Records the number of launches completed so far. Returns how many are new.
+    pub(crate) fn launched(&mut self, launches: u64) -> u64 {
+        let before = *self.seen.launches.get_or_insert(launches);
+        self.seen.launches = Some(launches.max(before));
+        launches.saturating_sub(before)
     }
 
     /// Whether the worker releases the device as soon as it does not use it.
@@ -412,27 +345,7 @@ mod tests {
         assert!(observe(&mut density, 3, Some(300_000), 60) < 330_000);
         // 300 + 700 thousandths: does not count, unless it exceeds the known value.
         assert!(observe(&mut density, 3, Some(700_000), 60) < 330_000);
-        assert!(!density.wants_turn_alone(density.measured_at + 999 * MS));
-        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS));
         assert!(observe(&mut density, 7, Some(700_000), 60) > 650_000);
-    }
-
-    #[test]
-    fn turns_alone_become_rare_while_nothing_changes() {
-        let mut density = Density::default();
-        observe(&mut density, 5, None, 20);
-        observe(&mut density, 4, Some(600_000), 20);
-        for every in [2, 4, 8, 8] {
-            density.suspect(10 * MS, u64::MAX);
-            density.observe(interval(5, None), density.measured_at + 1_000 * MS);
-            observe(&mut density, 4, Some(600_000), 1);
-            let at = density.measured_at;
-            assert!(!density.wants_turn_alone(at + (every * 1_000 - 1) * MS));
-            assert!(density.wants_turn_alone(at + every * 1_000 * MS));
-        }
-        // The behavior has changed, so a turn alone is due at once.
-        observe(&mut density, 7, Some(600_000), 10);
-        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS));
     }
 
     #[test]

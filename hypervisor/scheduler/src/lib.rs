@@ -18,7 +18,7 @@
 //!   (`preempt`).
 //! * A session can be **frozen**: it is granted nothing until it is thawed ([`Scheduler::freeze`]). A device can be
 //!   **suspended**: nothing is granted there until it is resumed ([`Scheduler::suspend`]).
-//! * A worker whose class is in doubt gets a **turn alone** (`alone`).
+//! * Sessions that want the device most of the time take turns or hold leases at once, whichever gets more done (`way`).
 //! * A worker that does not report does not stop others for long. A while after its lease has ended, the lease is
 //!   **revoked** and others continue. Its session pays until the report arrives or the worker leaves.
 //!
@@ -33,7 +33,6 @@
 #![deny(clippy::too_many_lines)]
 
 mod account;
-mod alone;
 mod audit;
 mod density;
 mod division;
@@ -48,6 +47,7 @@ mod trust;
 mod tuning;
 mod turn;
 mod types;
+mod way;
 
 pub use account::SavedBalance;
 pub use density::Class;
@@ -55,4 +55,5 @@ pub use limits::turns::Handover;
 pub use scheduler::Scheduler;
 pub use scheduler::gang::Gangs;
 pub use scheduler::view::{DeviceView, LeaseView, SessionView, WorkerState};
-pub use types::{Grant, LeaseId, Paid, ScheduleError, SessionId, Told, WorkerId};
+pub use types::{Grant, LeaseId, Paid, ScheduleError, SessionId, Told, Way, WorkerId};
+pub use way::{Chosen, Rate};

@@ -6,7 +6,6 @@
 
 use limits::Priority;
 
-use crate::alone::TurnsAlone;
 use crate::lease::Held;
 use crate::roster::{Roster, Worker};
 use crate::spare;
@@ -53,7 +52,6 @@ pub(crate) fn strongest_waiting(
 /// Whether a lease has to end now, and for which kind of session.
 pub(crate) fn has_to_stop(
     roster: &Roster,
-    alone: &TurnsAlone,
     (worker, session): (WorkerId, SessionId),
     held: Held,
     now: u64,
@@ -63,7 +61,7 @@ pub(crate) fn has_to_stop(
         return Some(Next::Preferred);
     }
     let saved_up = || {
-        let next = next_in_line(roster, alone, now);
+        let next = next_in_line(roster, now);
         next.is_some_and(|next| has_saved_up(roster, next, session))
     };
     match (strongest_waiting(roster, worker, 0, now), held.paid) {
@@ -77,13 +75,12 @@ pub(crate) fn has_to_stop(
 
 /// The session that would begin a turn now if the device were free. A turn may be cut short only for this session:
 /// otherwise another one would get the time, and would be stopped for the same reason.
-fn next_in_line(roster: &Roster, alone: &TurnsAlone, now: u64) -> Option<SessionId> {
+fn next_in_line(roster: &Roster, now: u64) -> Option<SessionId> {
     let able = roster.asking().filter(|(id, worker, session)| {
         worker.is_dense()
             && session.account.is_ready(Paid::Own, now)
             && turn::length(roster, *id, Paid::Own, false).is_some()
             && !session.together
-            && !alone.keep_away(roster, *id)
     });
     let place = able.map(|(_, worker, session)| {
         (session.account.order().next_deadline(), worker.served_at, worker.session)

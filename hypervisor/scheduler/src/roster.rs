@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use limits::turns::{self, Handover};
+use limits::turns::{self, Handover, Mean};
 
 use crate::account::{Account, Untold};
 use crate::density::{Company, Density};
 use crate::lease::Held;
+use crate::tuning::WANTS_OVER_NS;
 use crate::types::{Paid, SessionId, WorkerId, share_of};
 
 #[derive(Debug)]
@@ -27,6 +28,10 @@ pub(crate) struct Session {
     pub(crate) owner: Option<u64>,
     /// Whether its leases are granted together with those on other devices.
     pub(crate) together: bool,
+    /// The part of the recent time for which it wanted the device.
+    pub(crate) wants: Mean,
+    /// Number of its launches that are completed.
+    pub(crate) launches: u64,
     /// Whether it is granted nothing; the asks of its workers are kept aside.
     pub(crate) frozen: bool,
 }
@@ -177,6 +182,10 @@ impl Roster {
         members.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)))
     }
 
+    pub(crate) fn workers_mut(&mut self) -> impl Iterator<Item = &mut Worker> {
+        self.workers.values_mut()
+    }
+
     pub(crate) fn members_mut(&mut self, session: SessionId) -> impl Iterator<Item = &mut Worker> {
         self.workers.values_mut().filter(move |worker| worker.session == session)
     }
@@ -214,10 +223,6 @@ impl Roster {
             .map(|(_, worker, _)| worker)
     }
 
-    pub(crate) fn is_suspected(&self, worker: WorkerId) -> bool {
-        self.worker(worker).is_some_and(|worker| worker.density.is_suspected())
-    }
-
     /// Whether a worker's leases are granted together with those on other devices.
     pub(crate) fn is_of_several(&self, worker: WorkerId) -> bool {
         self.of(worker).is_some_and(|(_, session)| session.together)
@@ -232,6 +237,12 @@ impl Roster {
     pub(crate) fn is_held_by(&self, session: SessionId) -> bool {
         self.session(session).is_some_and(|session| session.holding > 0)
             && self.members(session).any(|(_, worker)| worker.counts())
+    }
+
+    /// Whether nobody has to wait for the worker's lease: neither it nor another one that wants the device takes turns.
+    pub(crate) fn overlaps(&self, worker: WorkerId) -> bool {
+        let dense = |id: &WorkerId| self.workers.get(id).is_some_and(Worker::is_dense);
+        !dense(&worker) && !self.holding.iter().chain(&self.asking).any(dense)
     }
 
     /// The worker's co-holders.
@@ -258,6 +269,8 @@ impl Roster {
             may_pay_sooner: [false; 2],
             owner: None,
             together: false,
+            wants: Mean { ppm: 0, weight_ns: WANTS_OVER_NS },
+            launches: 0,
             frozen: false,
         };
         self.sessions.insert(session, added);

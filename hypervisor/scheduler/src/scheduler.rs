@@ -11,7 +11,6 @@ use limits::turns::Handover;
 use limits::{ComputeLimit, Policy, Priority};
 
 use crate::account::{Account, SavedBalance};
-use crate::alone::TurnsAlone;
 use crate::audit::Claim;
 use crate::density::Class;
 use crate::division::Division;
@@ -20,13 +19,14 @@ use crate::preempt::{Next, anybody_waits};
 use crate::roster::Roster;
 use crate::rounds::Rounds;
 use crate::trust::Trust;
-use crate::types::{LeaseId, ScheduleError, SessionId, WorkerId};
+use crate::types::{LeaseId, ScheduleError, SessionId, Way, WorkerId};
+use crate::way::Choice;
 
 /// Shares one device among sessions; see the crate's description.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     roster: Roster,
-    alone: TurnsAlone,
+    choice: Choice,
     trust: Trust,
     rounds: Rounds,
     division: Division,
@@ -49,6 +49,11 @@ struct Reserved {
 }
 
 impl Scheduler {
+    /// Makes sessions share the device in this way only, to compare the ways.
+    pub fn share_only(&mut self, way: Way) {
+        self.choice.only(way);
+    }
+
     /// Adds a session with an empty account, or changes a known session's quota from now on. Savings and debts remain.
     /// If the session may have less than before, its leases end now, if they can be stopped, because they were granted
     /// for more.
@@ -290,7 +295,9 @@ impl Scheduler {
     pub fn to_keep(&mut self, now: u64) -> Vec<(WorkerId, LeaseId, bool)> {
         let alone = self.roster.holding().count() == 1 && !anybody_waits(&self.roster, now);
         let stoppable = self.roster.holding().filter_map(|(id, worker, _)| {
-            Some((id, worker.stoppable()?, alone && !self.roster.is_of_several(id)))
+            // A lease for which nobody has to wait costs nobody anything.
+            let may = (alone || self.roster.overlaps(id)) && !self.roster.is_of_several(id);
+            Some((id, worker.stoppable()?, may))
         });
         let changes = stoppable.filter(|(_, held, may)| held.may_keep != *may);
         let changes: Vec<(WorkerId, LeaseId, bool)> =

@@ -17,8 +17,11 @@ pub(crate) fn may_have(roster: &Roster, session: SessionId, now: u64) -> bool {
 /// The sessions that get less than their share at present. While there are any, no other session may have spare time.
 pub(crate) fn sessions_that_miss_their_share(roster: &Roster) -> Vec<SessionId> {
     let holding = roster.holding().filter(|(_, _, held)| held.counts());
+    // Sessions that hold leases at once get what they are guaranteed, or would take turns.
     let misses = |worker: &Worker, waits| {
-        misses_its_share(roster, worker.session, waits).then_some(worker.session)
+        let misses = !worker.density.is_chosen_to_overlap()
+            && misses_its_share(roster, worker.session, waits);
+        misses.then_some(worker.session)
     };
     let waiting = roster.asking().filter_map(|(_, worker, _)| misses(worker, true));
     waiting.chain(holding.filter_map(|(_, worker, _)| misses(worker, false))).collect()

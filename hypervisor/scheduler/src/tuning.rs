@@ -33,11 +33,40 @@ pub(crate) const SAVED_UP_PPM: u64 = 500_000;
 pub(crate) const ALONE_EVERY_NS: u64 = 1_000 * MS;
 /// The time between turns alone doubles up to this many times while they show nothing new.
 pub(crate) const LONGEST_REST: u64 = 8;
-/// After a turn alone, none is given on the device for this many times its length merely to re-check a class.
-pub(crate) const ALONE_SPACING: u64 = 20;
 /// A program whose use and backlog both change by this much has changed its behavior. If only one changes, its
 /// co-holders have become more or less busy.
 pub(crate) const NOTABLE_PPM: u64 = 150_000;
+
+// The way to share.
+
+/// How often it is checked who wants the device, and over what time that is averaged.
+pub(crate) const LOOK_NS: u64 = 20 * MS;
+/// See [`LOOK_NS`].
+pub(crate) const WANTS_OVER_NS: u64 = 500 * MS;
+/// Who wants the device for this part of the time contends for it. A server that waits for requests does not: its
+/// requests would wait for slices (p99 30 ms sliced, 12 in turns).
+pub(crate) const CONTENDS_PPM: u64 = 500_000;
+/// How long a way was begun before it is measured, and how long it is measured: some steps of a large training.
+pub(crate) const SETTLE_NS: u64 = 80 * MS;
+/// See [`SETTLE_NS`].
+pub(crate) const MEASURE_NS: u64 = 400 * MS;
+/// How many times as long turns are measured if gates are on threads, where each takes up to 100 ms.
+pub(crate) const LONG_MEASURE: u64 = 3;
+/// In how many pieces that is: a trial that costs a session much ends early.
+pub(crate) const PIECES: u64 = 4;
+/// How long the chosen way holds before what it gives is compared with before, and how many times before the other way
+/// is tried: first, and at most, if trials show nothing new. A trial takes about a sixtieth of the shortest such time.
+pub(crate) const HOLD_NS: u64 = 1_000 * MS;
+/// See [`HOLD_NS`].
+pub(crate) const LEAST_HOLDS: u64 = 30;
+/// See [`HOLD_NS`].
+pub(crate) const MOST_HOLDS: u64 = 480;
+/// How much more must get done at once than in turns, relative to the better way, so that it is chosen.
+pub(crate) const GAIN_PPM: u64 = 30_000;
+/// How much less than its guarantee a session may get done at once: measurements vary by this much.
+pub(crate) const GUARANTEE_ERROR_PPM: u64 = 20_000;
+/// While turns are tried, a session takes some if it would use at least this part of the device.
+pub(crate) const TAKES_TURNS_PPM: u64 = 100_000;
 
 // Reports that have to add up.
 

@@ -11,6 +11,13 @@ use crate::types::{Paid, SessionId, WHOLE, WorkerId};
 /// prolong one.
 pub(crate) fn length(roster: &Roster, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
     let (own, session) = roster.of(worker)?;
+    // At once, idle time is used first: there always is some, as long as all get what they are guaranteed.
+    if paid == Paid::Own
+        && own.density.is_chosen_to_overlap()
+        && session.account.quota().takes_spare()
+    {
+        return None;
+    }
     // Beside a member that holds a lease, a sparse worker may start before it can pay for a whole turn.
     let joins = !own.is_dense() && roster.is_held_by(own.session);
     let kept_ns = match paid {
@@ -60,16 +67,11 @@ pub(crate) fn longest(roster: &Roster, worker: WorkerId, paid: Paid, now: u64) -
     // A worker that holds is not at the beginning of a turn: for it, a turn's full length counts.
     let turn_ns = || if own.held.is_none() { order.next_turn_ns() } else { order.full_turn_ns() };
     match paid {
+        _ if own.density.is_chosen_to_overlap() => turns::LONGEST_LEASE_NS,
         Paid::Spare => spare::turn_ns(roster, worker, now),
-        Paid::Own if own.density.is_suspected() => order.full_turn_ns(),
         Paid::Own if own.is_dense() => beside_others(roster, worker, own, turn_ns()),
         Paid::Own => turns::LONGEST_LEASE_NS,
     }
-}
-
-/// How much time a worker would use in a turn that it has to itself.
-pub(crate) fn own_ns(roster: &Roster, worker: WorkerId) -> u64 {
-    roster.of(worker).map_or(0, |(_, session)| session.account.order().full_turn_ns())
 }
 
 /// The length of a turn's lease (ns). Work that runs past the lease's end belongs to the turn. Beside sparse workers,

@@ -23,6 +23,28 @@ pub enum Paid {
     Spare,
 }
 
+/// A way to share the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// One session after the other.
+    #[default]
+    Turns,
+    /// All at once; the hardware slices the device.
+    Overlap,
+}
+
+impl Way {
+    pub(crate) const BOTH: [Self; 2] = [Self::Turns, Self::Overlap];
+
+    /// The other way.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Turns => Self::Overlap,
+            Self::Overlap => Self::Turns,
+        }
+    }
+}
+
 /// The permission for a worker to use the device from now on, or to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
@@ -34,8 +56,8 @@ pub struct Grant {
     pub length_ns: u64,
     /// Whether another session's worker holds a lease as well.
     pub shared: bool,
-    /// Whether no other worker holds a lease, or will while this one lasts.
-    pub exclusive: bool,
+    /// Whether the sessions that want the device hold leases at once, so nobody waits for this one.
+    pub overlaps: bool,
 }
 
 /// A worker's report on its lease since its previous report. A worker cannot have held the device for longer than was
@@ -50,6 +72,8 @@ pub struct Told {
     pub backlogged_ns: u64,
     /// The part of it in which the worker had no work and kept the lease, because nobody waited for it.
     pub idle_ns: u64,
+    /// Number of launches that were completed until its end, since the worker joined.
+    pub launches: u64,
     /// Whether the lease is over and its work done.
     pub done: bool,
 }
@@ -57,7 +81,7 @@ pub struct Told {
 impl Told {
     /// The lease is over and was not used at all.
     pub const UNUSED: Self =
-        Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, idle_ns: 0, done: true };
+        Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, idle_ns: 0, launches: 0, done: true };
 
     pub(crate) fn at_most(self, measured_ns: u64) -> Self {
         let held_ns = self.held_ns.min(measured_ns);

@@ -408,8 +408,9 @@ impl Core {
 }
 
 fn wire(grant: Grant) -> Lease {
-    let Grant { lease, length_ns, shared, exclusive, .. } = grant;
-    Lease { id: lease.0, length_us: (length_ns / 1_000).min(LONGEST_LEASE_US), shared, exclusive }
+    let Grant { lease, length_ns, shared, overlaps, .. } = grant;
+    let length_us = (length_ns / 1_000).min(LONGEST_LEASE_US);
+    Lease { id: lease.0, length_us, shared, overlaps }
 }
 
 /// Converts a report for the scheduler, which clips impossible values.
@@ -419,6 +420,7 @@ fn told(report: &LeaseReport) -> Told {
         estimated_ns: report.estimated_us.saturating_mul(1_000),
         backlogged_ns: report.backlogged_us.saturating_mul(1_000),
         idle_ns: report.idle_us.saturating_mul(1_000),
+        launches: report.launches,
         done: report.done,
     }
 }

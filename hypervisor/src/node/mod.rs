@@ -26,7 +26,9 @@ use crate::identity::{Caller, Owner};
 use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
-use scheduler::{Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, WorkerId};
+use scheduler::{
+    Chosen, Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, WorkerId,
+};
 use served::{Served, WorkerServed};
 use session::process::ProcessIdentity;
 use snapshot::{Delivered, Restored, SavedAccount};
@@ -537,7 +539,15 @@ impl Node {
     }
 
     pub(crate) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
-        self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
+        let Some(device) = self.devices.get_mut(&uuid) else { return Vec::new() };
+        let grants = device.decide(now);
+        if let Some(Chosen { way, since, rates }) = device.newly_compared() {
+            let for_ms = now.saturating_sub(since) / 1_000_000;
+            tracing::info!(
+                "device {uuid}: sessions share in way {way:?} for {for_ms} ms; {rates:?}"
+            );
+        }
+        grants
     }
 
     /// Leases to end early; each is returned once.

@@ -383,6 +383,7 @@ fn is_stopped(handover: Option<Handover>) -> bool {
                         estimated_ns: used,
                         backlogged_ns: used,
                         idle_ns: 0,
+                        launches: 1,
                         done: true,
                     };
                     device.report(worker, lease, told, now).unwrap();

@@ -309,6 +309,7 @@ impl Worker {
             estimated_us: held_us / 10,
             backlogged_us: 0,
             idle_us: 0,
+            launches: 1,
             done: true,
         };
         match self.call(worker, Some(report), None) {

@@ -73,6 +73,7 @@ fn helper_that_goes_on() {
                 estimated_us: used,
                 backlogged_us: if density > 0.95 { now - told } else { 0 },
                 idle_us: 0,
+                launches: 1,
                 done: now >= ends || now >= end,
             };
             if report.done {

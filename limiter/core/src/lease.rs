@@ -14,8 +14,8 @@ pub struct Lease {
     pub id: Option<u64>,
     /// Whether another session may use the device at the same time.
     pub shared: bool,
-    /// Whether no other session gets a lease before this one ends.
-    pub exclusive: bool,
+    /// Whether the sessions that want the device hold leases at once, so nobody waits for this one.
+    pub overlaps: bool,
     /// Whether the lease belongs to several devices that are held together.
     pub of_several: bool,
     /// Whether the lease only serves to launch what work on another device waits for.
@@ -25,8 +25,15 @@ pub struct Lease {
 impl Lease {
     /// A lease of the session's own account, `length` nanoseconds long.
     pub const fn own(begun: u64, length: u64, of_several: bool) -> Self {
-        let (shared, exclusive, to_catch_up) = (false, false, false);
-        Self { begun, end: begun + length, id: None, shared, exclusive, of_several, to_catch_up }
+        Self {
+            begun,
+            end: begun + length,
+            id: None,
+            shared: false,
+            overlaps: false,
+            of_several,
+            to_catch_up: false,
+        }
     }
 }
 

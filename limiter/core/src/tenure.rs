@@ -75,7 +75,8 @@ impl Tenure {
     /// uses the device, all of the time counts, whatever the estimates.
     pub fn look_at_the_rest(&mut self, now: u64, totals: Totals, waits: bool, shared: bool) {
         let used = self.usage.until(now, totals, (!waits).then_some(0));
-        self.used += if shared || waits { used } else { Used::busy(used.held_ns) };
+        let busy = || Used { launches: used.launches, ..Used::busy(used.held_ns) };
+        self.used += if shared || waits { used } else { busy() };
     }
 
     /// Records that the program has no work. Returns for how long (ns).
@@ -92,6 +93,7 @@ impl Tenure {
             Lease { of_several: true, shared: false, .. } => COSTLY_PAUSE_NS,
             // The other devices may wait for this program's next launches.
             Lease { id: None, .. } | Lease { of_several: true, .. } => PAUSE_NS,
+            Lease { overlaps: true, .. } => PAUSE_NS,
             Lease { shared: true, .. } if in_stream => SHARED_PAUSE_NS,
             _ if in_stream => SHORTEST_LOOK_NS,
             Lease { shared: true, .. } => PAUSE_NS,
@@ -170,7 +172,7 @@ impl Neighbours {
         if lease.shared {
             self.0 = Some(now);
         }
-        !lease.exclusive && self.0.is_some_and(|at| now.saturating_sub(at) < NEIGHBOURS_NS)
+        self.0.is_some_and(|at| now.saturating_sub(at) < NEIGHBOURS_NS)
     }
 }
 
@@ -233,7 +235,6 @@ mod tests {
         assert!(!neighbours.note(&lease, 0));
         assert!(neighbours.note(&Lease { shared: true, ..lease }, MS));
         assert!(neighbours.note(&lease, NEIGHBOURS_NS));
-        assert!(!neighbours.note(&Lease { exclusive: true, ..lease }, NEIGHBOURS_NS));
         assert!(!neighbours.note(&lease, MS + NEIGHBOURS_NS));
     }
 }

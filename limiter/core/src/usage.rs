@@ -15,6 +15,8 @@ pub struct Totals {
     pub outstanding_ns: u64,
     /// Nanoseconds for which work was always queued.
     pub backlogged_ns: u64,
+    /// Number of launches that are known to be done.
+    pub completed: u64,
     /// Whether work of unknown duration may be under way.
     pub unknown: bool,
 }
@@ -24,6 +26,7 @@ impl Totals {
     pub fn add(&mut self, other: Self) {
         self.launched_ns = self.launched_ns.wrapping_add(other.launched_ns);
         self.outstanding_ns = self.outstanding_ns.saturating_add(other.outstanding_ns);
+        self.completed = self.completed.wrapping_add(other.completed);
         self.unknown |= other.unknown;
     }
 }
@@ -39,12 +42,14 @@ pub struct Used {
     pub backlogged_ns: u64,
     /// The part in which there was no work and nobody else waited.
     pub idle_ns: u64,
+    /// Number of launches that were completed until its end, since the process began.
+    pub launches: u64,
 }
 
 impl Used {
     /// A period of `ns` nanoseconds in which the device was busy with the program's work.
     pub const fn busy(ns: u64) -> Self {
-        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0 }
+        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns, idle_ns: 0, launches: 0 }
     }
 
     /// The same period if there was no work at its beginning: the part not known to be used was idle.
@@ -69,6 +74,7 @@ impl core::ops::AddAssign for Used {
         self.estimated_ns = self.estimated_ns.saturating_add(other.estimated_ns);
         self.backlogged_ns = self.backlogged_ns.saturating_add(other.backlogged_ns);
         self.idle_ns = self.idle_ns.saturating_add(other.idle_ns);
+        self.launches = self.launches.max(other.launches);
     }
 }
 
@@ -127,7 +133,7 @@ impl Usage {
             .saturating_add(backlogged_ns)
             .clamp(told_ns.saturating_sub(FAR_APART_NS), told_ns.saturating_add(FAR_APART_NS));
         self.at = now.max(self.at);
-        Used { held_ns, estimated_ns, backlogged_ns, idle_ns: 0 }
+        Used { held_ns, estimated_ns, backlogged_ns, idle_ns: 0, launches: totals.completed }
     }
 
     /// Records that everything launched is done.

@@ -368,7 +368,7 @@ fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Resu
         end: begun.saturating_add(length),
         id: Some(granted.id),
         shared: granted.shared,
-        exclusive: granted.exclusive,
+        overlaps: granted.overlaps,
         of_several: false,
         to_catch_up: false,
     })
@@ -395,6 +395,7 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
         estimated_us: used.estimated_ns / 1000,
         backlogged_us: used.backlogged_ns / 1000,
         idle_us: used.idle_ns / 1000,
+        launches: used.launches,
         done,
     }
 }

@@ -9,13 +9,14 @@ use super::lane::{Order, Turnstile};
 use super::lanes::{DeviceLanes, LaneList};
 use super::stream_gate::StreamGate;
 use super::together::Collectives;
+use crate::clock;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
 use config::Gates;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use limiter_core::tuning::{LEAST_OUTSTANDING_NS, LONGEST_LOOK_NS};
-use limiter_core::{LaunchTimes, Stall, Totals};
+use limiter_core::{LaunchTimes, Lease, Neighbours, Stall, Totals};
 use rustix::thread::futex;
 use session::layout::MemberSlot;
 use std::sync::{Arc, OnceLock};
@@ -91,6 +92,8 @@ struct Streams {
 pub(super) struct Tenure {
     /// Whether another session may be using the device at the same time.
     pub(super) shared: AtomicBool,
+    /// Whether nobody waits for the lease although it is shared.
+    pub(super) overlaps: AtomicBool,
     /// The expected end of the lease (ns, `clock::now`).
     pub(super) end: AtomicU64,
     /// How long the gate is open under this lease (ns).
@@ -116,6 +119,14 @@ pub(crate) enum NoLease {
 
 const fn is_open(word: u32) -> bool {
     word & 1 == 1
+}
+
+impl Tenure {
+    /// Records whether others use the device under the present lease, and whether they wait for it.
+    pub(super) fn note(&self, lease: &Lease, neighbours: &mut Neighbours) {
+        self.shared.store(neighbours.note(lease, clock::now()), Ordering::Relaxed);
+        self.overlaps.store(lease.overlaps, Ordering::Relaxed);
+    }
 }
 
 impl Gate {
@@ -209,10 +220,10 @@ impl Gate {
         self.seen.launch_times.each_ns()
     }
 
-    /// How much work may be outstanding, in estimated nanoseconds. Little beside other sessions, because they would
-    /// wait for a long queue.
+    /// How much work may be outstanding, in estimated nanoseconds. Little beside other sessions that would wait for a
+    /// long queue.
     pub(super) fn room_ns(&self, now: u64) -> u64 {
-        if self.is_shared() {
+        if self.is_shared() && !self.tenure.overlaps.load(Ordering::Relaxed) {
             return LEAST_OUTSTANDING_NS;
         }
         let left = self.tenure.end.load(Ordering::Relaxed).saturating_sub(now);

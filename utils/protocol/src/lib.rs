@@ -144,6 +144,10 @@ pub struct LeaseReport {
     /// waiting, in microseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub idle_us: u64,
+    /// Number of the process's launches that were completed since it began. So the daemon finds in which way sessions
+    /// get most done.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub launches: u64,
     /// Whether the lease has ended and its work is done; otherwise it is still held.
     pub done: bool,
 }
@@ -168,6 +172,7 @@ impl LeaseReport {
             estimated_us: held_us,
             backlogged_us: held_us,
             idle_us: 0,
+            launches: 0,
             done: true,
         }
     }
@@ -216,7 +221,7 @@ pub struct Lease {
     /// Whether another session holds a lease at the same time.
     #[serde(default)]
     pub shared: bool,
-    /// Whether no other worker gets a lease before this one ends.
-    #[serde(default)]
-    pub exclusive: bool,
+    /// Whether the sessions that want the device hold leases at once, so nobody waits for this one.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub overlaps: bool,
 }

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use limits::ComputeLimit;
 use limits::turns::Handover;
-use scheduler::{Class, Gangs, Grant, LeaseId, SavedBalance, Scheduler, SessionId, Told, WorkerId};
+use scheduler::{
+    Class, Gangs, Grant, LeaseId, SavedBalance, Scheduler, SessionId, Told, Way, WorkerId,
+};
 
 /// A process's gate on a device.
 pub(crate) type Gate = (WorkerId, u32);
@@ -57,9 +59,15 @@ pub(crate) struct Daemon {
     pub(crate) beside: Option<(Gate, WorkerId)>,
     /// Accounts from before a restart, and their time.
     saved: Option<(Saved, u64)>,
+    /// The only way in which sessions share a device.
+    way: Option<Way>,
 }
 
 impl Daemon {
+    pub(crate) fn new(way: Option<Way>) -> Self {
+        Self { way, ..Self::default() }
+    }
+
     /// A daemon that continues where another one ended.
     pub(crate) fn restored(saved: Saved, at: u64, frozen: BTreeSet<SessionId>) -> Self {
         Self { saved: Some((saved, at)), frozen, ..Self::default() }
@@ -83,6 +91,9 @@ impl Daemon {
         let (worker, device) = gate;
         let Registration { session, quota, in_stream } = said;
         let scheduler = self.schedulers.entry(device).or_default();
+        if let Some(way) = self.way {
+            scheduler.share_only(way);
+        }
         if self.suspended.contains(&device) {
             scheduler.suspend(now);
         }

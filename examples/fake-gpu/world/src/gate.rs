@@ -103,6 +103,7 @@ impl World {
             }
             governor.totals.outstanding_ns -= begun.work.estimated_ns;
             governor.done_ns += begun.work.ns;
+            governor.totals.completed += 1;
             governor.begun.pop_front();
         }
         let ended = governor.begun.len() < before;
@@ -166,7 +167,12 @@ fn has_room(governor: &Governor, now: u64) -> bool {
         return false;
     }
     let left = governor.tenure.as_ref().map_or(0, |tenure| tenure.lease.end.saturating_sub(now));
-    let room = if governor.shared { LEAST_OUTSTANDING_NS } else { limiter_core::room_ns(left) };
+    let overlaps = governor.tenure.as_ref().is_some_and(|tenure| tenure.lease.overlaps);
+    let room = if governor.shared && !overlaps {
+        LEAST_OUTSTANDING_NS
+    } else {
+        limiter_core::room_ns(left)
+    };
     let room = if governor.begun.len() <= 1 { room.max(2 * LEAST_OUTSTANDING_NS) } else { room };
     governor.totals.outstanding_ns < room
 }

@@ -179,9 +179,9 @@ impl World {
         let allowed = self.ledger(g, |ledger, _| ledger.allowed_elsewhere(now));
         let length = allowed.min(grant.length_ns.min(turns::LONGEST_LEASE_NS));
         let (id, end) = (Some(grant.lease.0), begun + length);
-        let Grant { shared, exclusive, .. } = grant;
+        let Grant { shared, overlaps, .. } = grant;
         let own = Lease::own(begun, 0, several);
-        (allowed >= MS).then_some(Lease { end, id, shared, exclusive, ..own })
+        (allowed >= MS).then_some(Lease { end, id, shared, overlaps, ..own })
     }
 
     /// Begins a lease: the gate is opened, or already was.
@@ -523,13 +523,16 @@ fn burst_ns(in_stream: bool, quota: limits::ComputeLimit) -> u64 {
 
 /// A report, falsified as the session's `words` say.
 fn told(words: Words, used: Used, done: bool) -> Told {
-    let Used { held_ns, estimated_ns, backlogged_ns, idle_ns } = used;
+    let Used { held_ns, estimated_ns, backlogged_ns, idle_ns, launches } = used;
     match words {
-        Words::True => Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done },
-        Words::Idle => Told { held_ns, estimated_ns: 0, backlogged_ns: 0, idle_ns: held_ns, done },
+        Words::True => Told { held_ns, estimated_ns, backlogged_ns, idle_ns, launches, done },
+        Words::Idle => {
+            let (estimated_ns, backlogged_ns, idle_ns) = (0, 0, held_ns);
+            Told { held_ns, estimated_ns, backlogged_ns, idle_ns, launches, done }
+        }
         Words::Half => {
             let (estimated_ns, backlogged_ns) = (estimated_ns / 2, backlogged_ns / 2);
-            Told { held_ns, estimated_ns, backlogged_ns, idle_ns, done }
+            Told { held_ns, estimated_ns, backlogged_ns, idle_ns, launches, done }
         }
     }
 }

@@ -28,6 +28,7 @@ mod daemon;
 mod dice;
 mod gate;
 mod governor;
+mod mix;
 mod node;
 mod program;
 mod scenario;
@@ -37,6 +38,7 @@ mod watch;
 mod world;
 
 pub use dice::Dice;
+pub use mix::Mix;
 pub use program::Program;
 pub use scenario::{Scenario, Tenant, Trouble, Words};
 pub use shrink::shrink;

@@ -1,6 +1,7 @@
 //! Scenarios: which sessions are on the node, and what happens to them.
 
 use limits::{ComputeLimit, Priority};
+use scheduler::Way;
 
 use crate::dice::Dice;
 use crate::program::Program;
@@ -123,6 +124,8 @@ pub struct Scenario {
     pub troubles: Vec<(u64, Trouble)>,
     /// Length of the run in nanoseconds.
     pub length: u64,
+    /// The only way in which sessions share a device. `None`: the scheduler chooses.
+    pub way: Option<Way>,
 }
 
 impl Scenario {
@@ -148,7 +151,7 @@ impl Scenario {
             tenants.push(tenant(&mut dice, own, share_ppm));
         }
         let troubles = troubles(&mut dice, tenants.len(), devices, length);
-        Self { seed, devices, tenants, troubles, length }
+        Self { seed, devices, tenants, troubles, length, way: None }
     }
 }
 

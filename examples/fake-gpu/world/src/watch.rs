@@ -213,10 +213,11 @@ fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
     })
 }
 
-/// How far a session may be behind its guarantee for a while: what it may save up, and a few turns.
+/// How far a session may be behind its guarantee for a while: what it may save up, a few turns, and what it costs to
+/// try whether more gets done if all hold leases at once.
 fn most_behind_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let share = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
-    turns::burst_ns(share, handover(tenant)) + 2 * tenant.program.longest() + 200 * MS
+    turns::burst_ns(share, handover(tenant)) + 2 * tenant.program.longest() + 300 * MS
 }
 
 /// The longest time that a session may wait: until a small share has earned the cost of one launch, and the turns of

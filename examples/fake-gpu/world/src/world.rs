@@ -87,7 +87,7 @@ impl World {
             dice: Dice::new(scenario.seed ^ 0x5eed),
             devices: State::boxed(config, 0),
             at_once: false,
-            daemon: Some(Daemon::default()),
+            daemon: Some(Daemon::new(scenario.way)),
             saved: None,
             pages: BTreeMap::new(),
             sessions,

@@ -25,7 +25,9 @@ impl Scheduler {
     /// Grants what can be granted now. Called after every change, and when [`Self::next_deadline`] is reached.
     pub fn decide(&mut self, now: u64) -> Vec<Grant> {
         self.revoke_overdue(now);
-        self.alone.suspect(&mut self.roster, now);
+        if !self.suspended {
+            self.choice.set(&mut self.roster, now);
+        }
         self.trust.judge(&mut self.roster, now);
         self.division.set(&mut self.roster, now);
         self.rounds.set(&mut self.roster, now);
@@ -52,7 +54,6 @@ impl Scheduler {
     /// How a lease could be prolonged; `None`: not at all.
     pub(super) fn longer(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Longer> {
         self.revoke_overdue(now);
-        self.alone.suspect(&mut self.roster, now);
         self.rounds.set(&mut self.roster, now);
         let (own, state) = self.roster.of(worker)?;
         let session = own.session;
@@ -113,6 +114,12 @@ impl Scheduler {
     /// When [`Self::decide`] has something to do without a new event (ns): a session has earned enough, or a lease that
     /// others wait for is over. `None`: only an event can change something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
+        let choice = self.choice.next_at(&self.roster).filter(|_| !self.suspended);
+        let others = self.next_deadline_of_leases(now);
+        choice.into_iter().chain(others).filter(|&at| at > now).min()
+    }
+
+    fn next_deadline_of_leases(&self, now: u64) -> Option<u64> {
         if !self.roster.any_asks() {
             return None;
         }
@@ -129,7 +136,7 @@ impl Scheduler {
                 known.or_else(|| account.ready_at(paid)).filter(|&at| at < u64::MAX)
             })
         });
-        let times = overdue.chain(ready).flatten().chain(self.alone.end_at(&self.roster));
+        let times = overdue.chain(ready).flatten();
         times.filter(|&at| at > now).min()
     }
 
@@ -152,8 +159,7 @@ impl Scheduler {
             let Some((own, session)) = self.roster.of(id) else { continue };
             let Some(held) = own.stoppable().filter(|held| held.ends_at > now) else { continue };
             if !session.together
-                && let Some(next) =
-                    has_to_stop(&self.roster, &self.alone, (id, own.session), held, now)
+                && let Some(next) = has_to_stop(&self.roster, (id, own.session), held, now)
             {
                 self.stop_early(id, next, now);
             }
@@ -178,18 +184,15 @@ impl Scheduler {
     fn worth_a_look(&self, now: u64) -> Vec<(SessionId, WorkerId)> {
         // A dense worker holds the device.
         let taken = self.roster.holding().any(|(_, own, held)| held.counts() && own.is_dense());
-        let waits = |id: WorkerId, own: &Worker| {
-            taken && own.is_dense() || self.alone.keep_away(&self.roster, id)
-        };
+        let waits = |own: &Worker| taken && own.is_dense();
         let mut asking = Vec::new();
         let sessions = self.roster.sessions();
         for (id, session) in sessions.filter(|(_, own)| own.asking > 0 && !own.together) {
             let account = &session.account;
             let can_wait = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
             let members = self.roster.members(id);
-            let mut worth = members
-                .filter(|(member, own)| own.asks && !waits(*member, own))
-                .map(|(member, _)| (id, member));
+            let mut worth =
+                members.filter(|(_, own)| own.asks && !waits(own)).map(|(member, _)| (id, member));
             let several = session.members.len() > 1;
             let sooner = session.holding > 0 || session.may_pay_sooner != [false; 2];
             if !can_wait || several && sooner {
@@ -306,20 +309,17 @@ impl Scheduler {
     }
 
     fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
-        let alone = company.others == 0 && !company.shared;
-        let exclusive = alone && self.roster.is_suspected(worker);
-        Grant { worker, lease, length_ns, shared: company.shared, exclusive }
+        let (shared, overlaps) = (company.shared, self.roster.overlaps(worker));
+        Grant { worker, lease, length_ns, shared, overlaps }
     }
 
     /// Whether this worker may hold a lease beside the current holders.
     pub(super) fn fits(&self, worker: WorkerId) -> bool {
-        if self.suspended || self.alone.keep_away(&self.roster, worker) {
+        if self.suspended {
             return false;
         }
         let Some(own) = self.roster.worker(worker) else { return true };
-        // A suspected worker has to begin alone. One that already holds may continue: its co-holders are not prolonged.
-        let alone = own.density.is_suspected() && own.held.is_none();
-        !(own.is_dense() && self.roster.present(worker).any(|other| alone || other.is_dense()))
+        !(own.is_dense() && self.roster.present(worker).any(Worker::is_dense))
     }
 
     /// Whether a lease may be longer than its worker's turn: no other session waits, and one that comes later need not
@@ -328,7 +328,6 @@ impl Scheduler {
         let Some(own) = self.roster.worker(worker) else { return false };
         own.handover == Handover::InStream
             && own.is_dense()
-            && !own.density.is_suspected()
             && strongest_waiting(&self.roster, worker, MESSAGE_NS, now).is_none()
     }
 

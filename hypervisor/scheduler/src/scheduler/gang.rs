@@ -11,7 +11,7 @@
 //!   that ask later join. The window is extended if that is possible on all devices.
 //! * A gang that leaves all of its devices idle part of the time is **sparse**. Like any sparse worker it takes no
 //!   turns with single workers: it holds leases beside them, always on all of its devices, and nothing is reserved for
-//!   it. Its **turn alone** covers all devices at once. It takes turns with other gangs and, if it needs more than its
+//!   it. It takes turns with other gangs and, if it needs more than its
 //!   share, with single workers that fill a device, because slicing serves collectives badly.
 //!
 //! Dense gangs begin in the order in which they became due, and a waiting gang excludes later ones from its devices. So
@@ -116,7 +116,6 @@ impl<D: Copy + Ord> Gangs<D> {
             of_mut(&gang.devices, schedulers).for_each(|(_, scheduler)| scheduler.reserved = None);
         }
         self.classify(schedulers, now);
-        self.suspect(schedulers, now);
         let (mut grants, mut taken) = (Vec::new(), BTreeSet::new());
         let mut order: Vec<(u64, SessionId)> = Vec::new();
         for (&session, gang) in &mut self.0 {
@@ -229,20 +228,6 @@ impl<D: Copy + Ord> Gangs<D> {
             window.turn_ends_at = turn_ends_at;
         }
         schedulers.get_mut(&device)?.renew_until(worker, lease, window.until(), now)
-    }
-
-    /// Begins a turn alone of a gang whose class is in doubt, on all of its devices: otherwise it would hold some and
-    /// wait there for the others.
-    fn suspect(&self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
-        for (&session, gang) in &self.0 {
-            let own = || of(&gang.devices, schedulers);
-            let wanted =
-                own().any(|scheduler| scheduler.alone.is_due(&scheduler.roster, session, now));
-            if wanted && own().all(|scheduler| scheduler.alone.may_begin()) {
-                of_mut(&gang.devices, schedulers)
-                    .for_each(|(_, scheduler)| scheduler.suspect_session(session, now));
-            }
-        }
     }
 
     /// When [`Self::decide`] has something to do without a new event (ns).

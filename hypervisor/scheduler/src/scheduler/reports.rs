@@ -65,6 +65,11 @@ impl Scheduler {
             said.teach(own, held, now);
         }
         self.roster.charge(worker, used, held.paid, false);
+        let own = self.roster.worker_mut(worker);
+        let more = own.map_or(0, |own| own.density.launched(told.launches));
+        if let Some(state) = self.roster.session_mut(session) {
+            state.launches = state.launches.saturating_add(more);
+        }
         self.claim(worker, held, claim, now);
         let company = self.roster.company(worker);
         let believed = !self.trust.is_found_out(session);

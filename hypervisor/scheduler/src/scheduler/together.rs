@@ -98,12 +98,6 @@ impl Scheduler {
         others.map(|(_, _, held)| held.ends_at).max().unwrap_or(0)
     }
 
-    /// Takes all workers of a session for dense until they had a turn alone.
-    pub(crate) fn suspect_session(&mut self, session: SessionId, now: u64) {
-        let members: Vec<WorkerId> = self.roster.members(session).map(|(id, _)| id).collect();
-        self.alone.begin(&members, &mut self.roster, now);
-    }
-
     /// The lease that the session could get now. `None`: none of its workers asks.
     pub(crate) fn offer(&mut self, session: SessionId, now: u64) -> Option<Offer> {
         self.revoke_overdue(now);

@@ -7,6 +7,7 @@ use crate::density::Class;
 use crate::roster::{Session, Worker};
 use crate::scheduler::Scheduler;
 use crate::types::{LeaseId, Paid, SessionId, WorkerId};
+use crate::way::Chosen;
 
 /// A device's state at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct DeviceView {
     pub sessions: Vec<SessionView>,
     /// All leases that are held, including revoked ones.
     pub leases: Vec<LeaseView>,
+    /// The way in which sessions share the device. `None`: fewer than two want it most of the time.
+    pub way: Option<Chosen>,
 }
 
 /// A session's state on a device.
@@ -95,6 +98,11 @@ impl Scheduler {
         self.roster.worker(worker).map_or(0, |worker| worker.charged_ns)
     }
 
+    /// The way in which sessions share the device, if the ways were compared since the last call.
+    pub fn newly_compared(&mut self) -> Option<Chosen> {
+        self.choice.take_news()
+    }
+
     /// The state as of `now`.
     pub fn view(&mut self, now: u64) -> DeviceView {
         let mut ids: Vec<SessionId> = self.roster.sessions().map(|(id, _)| id).collect();
@@ -109,7 +117,8 @@ impl Scheduler {
             held_ns: now.saturating_sub(held.granted_at),
             revoked: held.phase.revoked,
         });
-        DeviceView { sessions: ids.iter().filter_map(session).collect(), leases: leases.collect() }
+        let (sessions, way) = (ids.iter().filter_map(session).collect(), self.choice.chosen());
+        DeviceView { sessions, leases: leases.collect(), way }
     }
 
     fn session_view(&self, id: SessionId, state: &Session, now: u64) -> SessionView {

@@ -22,7 +22,8 @@ fn scheduler(sessions: &[((SessionId, WorkerId), u32)]) -> Scheduler {
 
 fn told(held_ms: u64, used_ms: u64, done: bool) -> Told {
     let (held_ns, estimated_ns) = (held_ms * MS, used_ms * MS);
-    Told { held_ns, estimated_ns, backlogged_ns: 0, idle_ns: 0, done }
+    let (backlogged_ns, idle_ns, launches) = (0, 0, used_ms);
+    Told { held_ns, estimated_ns, backlogged_ns, idle_ns, launches, done }
 }
 
 fn granted(scheduler: &mut Scheduler, worker: WorkerId, now: u64) -> Option<Grant> {
@@ -136,6 +137,7 @@ fn hostile_figures_are_cut_off() {
         estimated_ns: u64::MAX,
         backlogged_ns: u64::MAX,
         idle_ns: 0,
+        launches: u64::MAX,
         done: false,
     };
     for density in [1, 10] {
@@ -192,7 +194,10 @@ fn silence_is_revoked_after_the_grace() {
     let mut scheduler = scheduler(&[(LONE, 1_000_000), (OTHER, 1_000_000)]);
     granted(&mut scheduler, LONE.1, 0).unwrap();
     assert_eq!(granted(&mut scheduler, OTHER.1, MS), None);
-    assert_eq!(scheduler.next_deadline(MS), Some(50 * MS));
+    // Until then it is only looked at who wants the device.
+    assert_eq!(scheduler.next_deadline(MS), Some(20 * MS));
+    assert!(scheduler.decide(20 * MS).is_empty());
+    assert_eq!(scheduler.next_deadline(41 * MS), Some(50 * MS));
     assert!(scheduler.decide(49 * MS).is_empty());
     assert_eq!(scheduler.decide(50 * MS).len(), 1);
 }

@@ -54,7 +54,7 @@ fn govern(gate: &'static Gate) {
             gate.ledger().note_wait(until.saturating_sub(asked));
         }
         let Some(lease) = lease else { continue };
-        gate.tenure.shared.store(neighbours.note(&lease, clock::now()), Ordering::Relaxed);
+        gate.tenure.note(&lease, &mut neighbours);
         let now = clock::now();
         tracing::trace!("device {}: asked at {asked}, {lease:?} at {now}", gate.ledger().uuid());
         let left = handover.check_for_left_work(gate);

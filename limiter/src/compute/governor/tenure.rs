@@ -202,8 +202,7 @@ impl Tenure {
         }
         self.holding.renewed(clock::now(), renewed, changed.is_some());
         self.gate.tell_open(renewed.end.saturating_add(CATCH_UP_NS));
-        let shared = neighbours.note(&renewed, clock::now());
-        self.gate.tenure.shared.store(shared, Ordering::Relaxed);
+        self.gate.tenure.note(&renewed, neighbours);
     }
 
     /// Called when the lease has not been used for `idle_ns`: whether it is kept because no other session waits. Tells

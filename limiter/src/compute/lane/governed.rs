@@ -104,6 +104,7 @@ impl Lane {
             launched_ns,
             outstanding_ns,
             backlogged_ns: 0,
+            completed: self.done_launches().0,
             unknown: !self.life.is_lost()
                 && (self.has_unknown() || self.calls.since.load(Acquire) != 0),
         }

@@ -50,9 +50,12 @@ impl Lane {
             drawn.is_some() || estimate.is_met_again() && due()
         } else if estimate.ns().is_none() {
             estimate.wants_sample()
+        } else if gate.is_shared() {
+            // While its stream is held for a sample, the process may lose a time slice of 2 ms.
+            false
         } else {
             // The process may be alone only for a moment, and only three samples are needed.
-            let rare = !gate.is_shared() && estimate.is_unsettled();
+            let rare = estimate.is_unsettled();
             rare && self.pace.batch() == 1 && due()
                 || self.is_place_of_sample(
                     estimate.is_doubtful() || gate.seen.launch_times.estimates_are_off(),

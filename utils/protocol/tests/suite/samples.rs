@@ -50,6 +50,7 @@ pub(crate) fn admission() -> Admission {
         estimated_us: 12_500,
         backlogged_us: 11_000,
         idle_us: 0,
+        launches: 640,
         done: true,
     };
     Admission {
@@ -77,7 +78,7 @@ pub(crate) fn question() -> Admission {
 }
 
 pub(crate) fn decision() -> Decision {
-    Decision::of(Some(Lease { id: 18, length_us: 20_000, shared: true, exclusive: true }))
+    Decision::of(Some(Lease { id: 18, length_us: 20_000, shared: true, overlaps: true }))
 }
 
 pub(crate) fn no_lease() -> Decision {

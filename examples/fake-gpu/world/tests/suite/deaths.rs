@@ -22,8 +22,14 @@ fn programs_that_are_killed_again_and_again_get_their_share() {
                     (!with_daemon).then_some((0, Trouble::DaemonDies { for_ns: 2 * LENGTH }));
                 let troubles = never.into_iter().chain(killed).collect();
                 let tenants = vec![tenant];
-                let outcome =
-                    run(&Scenario { seed: 11, devices: 1, tenants, troubles, length: LENGTH });
+                let outcome = run(&Scenario {
+                    seed: 11,
+                    devices: 1,
+                    tenants,
+                    troubles,
+                    length: LENGTH,
+                    way: None,
+                });
                 let what = format!("{kernel} ns, {lives} ms, {in_stream}, {with_daemon}");
                 assert_eq!(outcome.violation, None, "{what}");
                 let part = outcome.got[&(0, 0)].used_ns * 1_000 / LENGTH;

@@ -17,7 +17,7 @@ fn each_within(tenants: &[Tenant], devices: u32, least: u64, most: u64) {
             tenants.iter().map(|tenant| Tenant { in_stream, ..tenant.clone() }).collect();
         // Otherwise devices that are opened separately would be open together by chance.
         let troubles = vec![(0, Trouble::LateMessages { most_ns: MS, for_ns: LENGTH })];
-        let scenario = Scenario { seed: 7, devices, tenants, troubles, length: LENGTH };
+        let scenario = Scenario { seed: 7, devices, tenants, troubles, length: LENGTH, way: None };
         let outcome = run(&scenario);
         assert_eq!(outcome.violation, None, "in streams: {in_stream}");
         for (whose, got) in &outcome.got {

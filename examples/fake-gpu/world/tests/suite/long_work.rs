@@ -9,7 +9,8 @@ const MS: u64 = 1_000_000;
 fn rates(tenants: &[Tenant]) -> Vec<u64> {
     let length = 20_000 * MS;
     let tenants = tenants.to_vec();
-    let scenario = Scenario { seed: 1, devices: 1, tenants, troubles: Vec::new(), length };
+    let scenario =
+        Scenario { seed: 1, devices: 1, tenants, troubles: Vec::new(), length, way: None };
     let outcome = run(&scenario);
     assert_eq!(outcome.violation, None);
     outcome.got.values().map(|got| got.used_ns * 1_000 / length).collect()

@@ -8,7 +8,7 @@ const SECOND: u64 = 1_000 * MS;
 
 fn happens(tenants: Vec<Tenant>, devices: u32, troubles: Vec<(u64, Trouble)>) -> Outcome {
     let length = 20 * SECOND;
-    let outcome = run(&Scenario { seed: 5, devices, tenants, troubles, length });
+    let outcome = run(&Scenario { seed: 5, devices, tenants, troubles, length, way: None });
     assert_eq!(outcome.violation, None);
     outcome
 }

@@ -411,15 +411,18 @@ impl Simulation {
         let (missing_ns, part) =
             if rough { (self.up_to(5 * MS), self.up_to(600) + 500) } else { (0, 1000) };
         let others = self.held.len() > 1;
+        let before_ns = self.books[&session].used_ns;
         let mine = self.mine(worker, lease)?;
         let until = mine.stopped_at.unwrap_or(now);
         let used_ns = mine.used / WHOLE;
         let first = core::mem::take(&mut mine.first);
+        let launches = (before_ns + used_ns) / 1_000;
         let told = Told {
             held_ns: until - mine.told_at,
             estimated_ns: if others { used_ns * part / 1000 } else { used_ns },
             backlogged_ns: mine.backlogged_ns.saturating_sub(if first { missing_ns } else { 0 }),
             idle_ns: 0,
+            launches,
             done,
         };
         let from = mine.told_at;

@@ -131,9 +131,11 @@ impl Node {
         assert!(self.held.insert((grant.worker.0, device), held).is_none());
     }
 
-    fn told(&self, held: &Held, done: bool) -> Told {
+    fn told(&self, session: u64, held: &Held, done: bool) -> Told {
         let held_ns = self.now - held.told;
-        Told { held_ns, estimated_ns: held.used, backlogged_ns: held.queued, idle_ns: 0, done }
+        let (estimated_ns, backlogged_ns) = (held.used, held.queued);
+        let launches = self.done[session as usize] / 1_000;
+        Told { held_ns, estimated_ns, backlogged_ns, idle_ns: 0, launches, done }
     }
 
     /// What the limiters of the sessions do now, and what the schedulers make of it.
@@ -173,7 +175,7 @@ impl Node {
             return;
         }
         let done = !wants || now >= held.end + OVERRUN;
-        let told = self.told(&held, done);
+        let told = self.told(session, &held, done);
         let scheduler = self.schedulers.get_mut(&device).unwrap();
         scheduler.report(id, held.lease, told, now).unwrap();
         if done {
