@@ -96,8 +96,10 @@ enum Phase {
 pub(crate) struct Choice {
     /// When it is next checked who contends (ns).
     look_at: u64,
-    /// Those that contend, or did last: what is known of them stays known while the same sessions come and go.
+    /// Those that contend, or did last: what is known of them stays known while they pause for a moment.
     among: BTreeMap<SessionId, Contender>,
+    /// When they last contended (ns).
+    contended_at: u64,
     /// The present phase and its end (ns). `None`: fewer than two sessions contend.
     phase: Option<(Phase, u64)>,
     /// The way now.
@@ -157,6 +159,7 @@ impl Choice {
                 self.begin(among, roster, now);
                 return self.impose(roster);
             }
+            self.contended_at = now;
             for (&id, contender) in &mut self.among {
                 contender.looks += 1;
                 contender.wanted += u64::from(roster.members(id).any(|(_, own)| wants(own)));
@@ -173,7 +176,8 @@ impl Choice {
     /// Sessions begin to contend, or others than before.
     fn begin(&mut self, among: Vec<SessionId>, roster: &mut Roster, now: u64) {
         impose(roster, &self.among, None);
-        if among.iter().eq(self.among.keys()) {
+        let paused_ns = now.saturating_sub(self.contended_at);
+        if paused_ns < HOLD_NS && among.iter().eq(self.among.keys()) {
             self.way = self.only.unwrap_or(self.chosen);
             self.phase = Some((Phase::Settles, now.saturating_add(SETTLE_NS)));
             return;
@@ -212,7 +216,7 @@ impl Choice {
                 }
                 let is_known =
                     |way: Way| self.among.values().all(|it| it.rates[way as usize].is_some());
-                if !Way::BOTH.into_iter().all(is_known) && !self.nobody_gets_more(roster) {
+                if !Way::BOTH.into_iter().all(is_known) && self.may_gain(roster) {
                     return self.tries(self.way.other(), roster);
                 }
                 self.choose(roster, now)
@@ -227,7 +231,7 @@ impl Choice {
                 if may_try && self.is_unclear(roster) {
                     return self.probes(roster);
                 }
-                if (may_try && changed || times >= self.holds) && !self.nobody_gets_more(roster) {
+                if (may_try && changed || times >= self.holds) && self.may_gain(roster) {
                     return self.tries(self.way.other(), roster);
                 }
                 (Phase::Holds(times + 1), HOLD_NS)
@@ -296,14 +300,32 @@ impl Choice {
         portion(turns.at_most(most_ppm), least_ppm, all)
     }
 
-    /// Whether the sessions have, in turns, nearly all that they may have at most.
-    fn nobody_gets_more(&self, roster: &Roster) -> bool {
+    /// Whether the other way is worth a trial. Not if the sessions have in turns nearly all that they may have at most,
+    /// nor if equal slices cannot be enough for one that fills the device.
+    fn may_gain(&self, roster: &Roster) -> bool {
+        if self.way == Way::Overlap {
+            return true;
+        }
         let most =
             |id: &SessionId| roster.account(*id).map_or(0, |account| u64::from(account.most_ppm()));
         let charged = |it: &Contender| it.rates[Way::Turns as usize].map_or(0, |it| it.charged_ppm);
         let most: u64 = self.among.keys().map(most).sum();
         let charged: u64 = self.among.values().map(charged).sum();
-        self.way == Way::Turns && charged + share_of(charged, 2 * GAIN_PPM) >= most
+        if charged + share_of(charged, 2 * GAIN_PPM) >= most {
+            return false;
+        }
+        let use_of = |id: &SessionId| {
+            let members = roster.members(*id).map(|(_, own)| own.density.assumed_ppm());
+            members.sum::<u64>().min(WHOLE)
+        };
+        let all: u64 = self.among.keys().map(use_of).sum();
+        let slice_ppm = WHOLE / self.among.len() as u64;
+        self.among.keys().all(|id| {
+            let (own, session) = (use_of(id), roster.session(*id));
+            let gets_ppm = slice_ppm.max(WHOLE.saturating_sub(all - own));
+            let entitled_ppm = session.map_or(0, |it| entitled_ppm(&self.among, roster, it));
+            own < DENSE_PPM || gets_ppm + GUARANTEE_ERROR_PPM >= entitled_ppm
+        })
     }
 
     /// The way in which more gets done, if every session gets what it is entitled to.
