@@ -45,6 +45,7 @@ use http_bidir_comm::server::{BindError, PeerListener};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use ::limits::{ComputeLimit, GpuId};
+pub use ::scheduler::Way;
 pub use devices::{AnyDevice, Devices, Existence, KernelDevices};
 pub use identity::{
     Caller, Container, ContainerId, Identity, KernelIdentity, NotAnId, Owner, PodUid, Runtime,
@@ -73,6 +74,8 @@ use self::state::{Beginning, Choice};
 pub struct Options {
     /// The Unix socket to listen on; `None`: the default path.
     pub socket: Option<PathBuf>,
+    /// The only way in which sessions share a device; `None`: the one in which more gets done.
+    pub share: Option<Way>,
     /// Directory for state that survives a restart; `None`: the default one if the socket is the default one, else
     /// none.
     pub state: Option<PathBuf>,
@@ -198,6 +201,9 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let beginning = beginning(options, &socket)?;
     let policy = options.observation.unknown_processes;
     let core = Core::new(connections, sources, beginning.as_ref(), policy);
+    if let Some(way) = options.share {
+        core.share_only(way);
+    }
     let keeper = beginning.map(|beginning| beginning.keep(Arc::clone(&core))).transpose();
     let _keeper = keeper.map_err(|source| DaemonError::System { what: "threads", source })?;
     let _watch =

@@ -17,7 +17,7 @@ use dialects::{Dialect, ResourceNames};
 use extender::{ExplainError, Snapshot, Source, Terms};
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, Target, TlsFiles, TokenSource,
-    UnknownProcesses, log,
+    UnknownProcesses, Way, log,
 };
 use node::pool::Scaling;
 use node::{ClusterOptions, ImagePreloads};
@@ -45,6 +45,9 @@ enum Command {
         /// $XDG_RUNTIME_DIR/sluice/hypervisor.sock or /tmp/sluice-UID/hypervisor.sock]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
+        /// Share each device in this way only, instead of the one in which more gets done: for comparisons
+        #[arg(long, value_name = "WAY", value_enum, hide = true)]
+        share: Option<Share>,
         /// Directory for state that survives a restart: sessions, their accounts, counters [default:
         /// $STATE_DIRECTORY, else with the default socket /var/lib/sluice for root, else
         /// $XDG_STATE_HOME/sluice or the socket's folder; with --socket none]
@@ -329,6 +332,22 @@ impl From<Policy> for UnknownProcesses {
     }
 }
 
+/// A way to share a device.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Share {
+    Turns,
+    Overlap,
+}
+
+impl Share {
+    const fn way(self) -> Way {
+        match self {
+            Self::Turns => Way::Turns,
+            Self::Overlap => Way::Overlap,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     if build_info::are_asked_for(std::env::args_os().skip(1)) {
         return tell_version(true);
@@ -336,6 +355,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Daemon {
             socket,
+            share,
             state,
             listen,
             token_file,
@@ -354,7 +374,8 @@ fn main() -> ExitCode {
             let off = nvml.as_deref() == Some(Path::new("none"));
             let observation =
                 Observation { off, nvml, unknown_processes: unknown_processes.into() };
-            let options = Options { socket, state, remote, observation };
+            let share = share.map(Share::way);
+            let options = Options { socket, share, state, remote, observation };
             serve(&log, || hypervisor::run(&options, Sources::default()))
         }
         Command::Node {

@@ -40,7 +40,7 @@ use crate::status_quota::StatusQuota;
 pub(super) use alive::Alive;
 pub(super) use answers::SessionToChange;
 use pending_poll::PendingPoll;
-use scheduler::{Grant, LeaseId, Told, WorkerId};
+use scheduler::{Grant, LeaseId, Told, Way, WorkerId};
 use session::ledger::TAKEN_OFF_NS;
 use state::{DaemonState, Waiter};
 
@@ -79,6 +79,11 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Makes sessions share devices in this way only.
+    pub(super) fn share_only(&self, way: Way) {
+        self.state().node.share = Some(way);
+    }
+
     pub(super) fn new(
         connections: Arc<ConnectionQuota>,
         sources: Sources,

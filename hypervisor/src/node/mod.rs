@@ -27,7 +27,7 @@ use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
 use scheduler::{
-    Chosen, Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, WorkerId,
+    Chosen, Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, Way, WorkerId,
 };
 use served::{Served, WorkerServed};
 use session::process::ProcessIdentity;
@@ -147,6 +147,8 @@ pub(crate) struct Node {
     owner_numbers: RandomState,
     /// Devices that cannot be looked up, and the user who first named each.
     unlisted: BTreeMap<GpuId, u32>,
+    /// The only way in which sessions share a device; `None`: the schedulers choose.
+    pub(crate) share: Option<Way>,
     /// Processes that have left since idle sessions were last forgotten.
     left: usize,
     last_session: u64,
@@ -171,6 +173,7 @@ impl Node {
             served: BTreeMap::new(),
             owner_numbers: RandomState::new(),
             unlisted: BTreeMap::new(),
+            share: None,
             left: 0,
             last_session: first,
             last_worker: first,
@@ -357,6 +360,9 @@ impl Node {
             }
         } else {
             let device = self.devices.entry(uuid).or_default();
+            if let Some(way) = self.share {
+                device.share_only(way);
+            }
             if self.withheld.contains_key(&uuid) {
                 device.suspend(now);
             }

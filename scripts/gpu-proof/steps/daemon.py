@@ -27,13 +27,14 @@ def socket():
 class Daemon:
     """A `hypervisor daemon` for as long as the block runs."""
 
-    def __init__(self, proof, socket):
+    def __init__(self, proof, socket, options=()):
         self.proof = proof
         self.socket = socket
+        self.options = options
 
     def __enter__(self):
         self.socket.unlink(missing_ok=True)
-        command = [self.proof.tool("hypervisor"), "daemon", "--socket", str(self.socket)]
+        command = [self.proof.tool("hypervisor"), "daemon", "--socket", str(self.socket), *self.options]
         self.process = self.proof.start(command)
         for stream in (self.process.stdout, self.process.stderr):
             threading.Thread(target=self._log, args=(stream,), daemon=True).start()
