@@ -51,7 +51,8 @@ pub use limits::{
 pub use problem::{Problem, ProblemCode};
 pub use session::{
     Class, Container, Lease, LeaseList, Presence, Session, SessionAction, SessionDevice,
-    SessionList, SessionMemory, SessionState, Worker, WorkerDevice, WorkerList, WorkerState,
+    SessionList, SessionMemory, SessionState, Sharing, SharingReason, SharingWay, Worker,
+    WorkerDevice, WorkerList, WorkerState,
 };
 
 /// Version of the API in its OpenAPI description.

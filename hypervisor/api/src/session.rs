@@ -170,8 +170,51 @@ message! {
         pub density_ppm: Option<u64>,
         /// Class of the session by utilization.
         pub class: Class,
+        /// How the session shares the device with others that want it most of the time. Absent: there are none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub sharing: Option<Sharing>,
         /// Whether a process of the session waits for a lease.
         pub asks: bool,
+    }
+}
+
+message! {
+    /// The way in which sessions share a device that want it most of the time, and what one of them gets done.
+    pub struct Sharing {
+        /// The way that holds.
+        pub way: SharingWay,
+        /// Why it was chosen.
+        pub reason: SharingReason,
+        /// For how long it has held, in microseconds.
+        pub since_us: u64,
+        /// Launches that the session completes in turns, in a thousand seconds, when that was last measured.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub launches_in_turns: Option<u64>,
+        /// The same for leases held at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub launches_at_once: Option<u64>,
+    }
+}
+
+word! {
+    /// A way to share a device.
+    pub enum SharingWay {
+        /// One session after the other.
+        Turns,
+        /// All at once; the hardware slices the device.
+        Overlap,
+    }
+}
+
+word! {
+    /// Why a way to share a device was chosen.
+    pub enum SharingReason {
+        /// The ways were not compared: not yet, or because nobody could get more.
+        NotCompared,
+        /// More gets done than in the other way.
+        MoreDone,
+        /// In the other way, a session would get less than it is guaranteed.
+        Guarantee,
     }
 }
 

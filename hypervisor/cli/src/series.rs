@@ -327,6 +327,7 @@ pub(crate) mod tests {
             mean_ppm: Some(share * 8_000),
             delivered_us,
             waited_us,
+            sharing: None,
         }
     }
 

@@ -56,4 +56,4 @@ pub use scheduler::Scheduler;
 pub use scheduler::gang::Gangs;
 pub use scheduler::view::{DeviceView, LeaseView, SessionView, WorkerState};
 pub use types::{Grant, LeaseId, Paid, ScheduleError, SessionId, Told, Way, WorkerId};
-pub use way::{Chosen, Rate};
+pub use way::{Chosen, Rate, Reason};

@@ -33,10 +33,29 @@ pub struct Rate {
 }
 
 impl Rate {
+    fn mean(self, other: Self) -> Self {
+        Self {
+            launches: self.launches.midpoint(other.launches),
+            charged_ppm: self.charged_ppm.midpoint(other.charged_ppm),
+        }
+    }
+
     /// What would get done for a charge of at most this much: who may not have more has saved up what is beyond.
     fn at_most(self, most_ppm: u64) -> u64 {
         portion(self.launches, most_ppm.min(self.charged_ppm), self.charged_ppm.max(1))
     }
+}
+
+/// Why a way was chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reason {
+    /// The ways were not compared: not yet, or because nobody could get more.
+    #[default]
+    NotCompared,
+    /// More gets done than in the other way.
+    MoreDone,
+    /// In the other way a session would get less than it is guaranteed.
+    Guarantee,
 }
 
 /// The way that holds for some sessions, and why.
@@ -44,6 +63,8 @@ impl Rate {
 pub struct Chosen {
     /// The way.
     pub way: Way,
+    /// Why it was chosen.
+    pub reason: Reason,
     /// Since when it holds (ns).
     pub since: u64,
     /// What each session gets done in turns and at once, as far as it was measured.
@@ -106,7 +127,10 @@ pub(crate) struct Choice {
     way: Way,
     /// The way that was chosen, and since when (ns).
     chosen: Way,
+    reason: Reason,
     since: u64,
+    /// How often each way was chosen anew.
+    changes: [u64; 2],
     /// For how many holds the next chosen way will hold.
     holds: u64,
     /// Whether the ways were compared since the last call of [`Self::take_news`].
@@ -116,6 +140,11 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// How often each way was chosen anew.
+    pub(crate) fn changes(&self) -> [u64; 2] {
+        self.changes
+    }
+
     /// The choice, if the ways were compared since the last call.
     pub(crate) fn take_news(&mut self) -> Option<Chosen> {
         core::mem::take(&mut self.news).then(|| self.chosen())?
@@ -130,7 +159,8 @@ impl Choice {
     pub(crate) fn chosen(&self) -> Option<Chosen> {
         self.phase?;
         let rates = self.among.iter().map(|(&id, contender)| (id, contender.rates)).collect();
-        Some(Chosen { way: self.chosen, since: self.since, rates })
+        let Self { chosen: way, reason, since, .. } = *self;
+        Some(Chosen { way, reason, since, rates })
     }
 
     /// When [`Self::set`] has something to do (ns): always soon, if several sessions want the device.
@@ -186,6 +216,7 @@ impl Choice {
         let settles_ns = if self.phase.is_some() { HOLD_NS } else { SETTLE_NS };
         self.among = among.into_iter().map(|id| (id, Contender::default())).collect();
         (self.chosen, self.since, self.holds) = (Way::Turns, now, LEAST_HOLDS);
+        self.reason = Reason::NotCompared;
         self.way = self.only.unwrap_or(Way::Turns);
         self.phase = Some((Phase::Settles, now.saturating_add(settles_ns)));
     }
@@ -224,7 +255,7 @@ impl Choice {
             Phase::Holds(times) => {
                 let changed = self.measure(roster, now);
                 self.mark(roster, now);
-                if self.best(roster) != self.chosen {
+                if self.best(roster).0 != self.chosen {
                     return self.choose(roster, now);
                 }
                 let may_try = times >= self.holds / LEAST_HOLDS;
@@ -266,12 +297,14 @@ impl Choice {
     /// Compares the ways, and continues with the better one.
     fn choose(&mut self, roster: &mut Roster, now: u64) -> (Phase, u64) {
         self.news = true;
-        let best = self.best(roster);
+        let (best, reason) = self.best(roster);
+        self.reason = reason;
         let is_compared = |it: &Contender| it.rates.iter().all(Option::is_some);
         if best == self.chosen && self.among.values().all(is_compared) {
             self.rest_longer();
         } else if best != self.chosen {
             (self.chosen, self.since, self.holds) = (best, now, LEAST_HOLDS);
+            self.changes[best as usize] += 1;
         }
         if best == self.way {
             return (Phase::Holds(0), HOLD_NS);
@@ -329,19 +362,19 @@ impl Choice {
     }
 
     /// The way in which more gets done, if every session gets what it is entitled to.
-    fn best(&self, roster: &Roster) -> Way {
+    fn best(&self, roster: &Roster) -> (Way, Reason) {
         let (mut gain, mut weights) = (0, 0);
         for (&id, contender) in &self.among {
             let ([Some(turns), Some(overlap)], Some(session)) =
                 (contender.rates, roster.session(id))
             else {
-                return Way::Turns;
+                return (Way::Turns, Reason::NotCompared);
             };
             let most_ppm = session.account.most_ppm().into();
             let [in_turns, at_once] = [turns, overlap].map(|rate| rate.at_most(most_ppm));
             let share_ppm = entitled_ppm(&self.among, roster, session);
             if at_once < self.due(roster, session, turns) {
-                return Way::Turns;
+                return (Way::Turns, Reason::Guarantee);
             }
             let part = |ppm| portion(share_ppm, ppm, in_turns.max(at_once)) as i64;
             gain += part(at_once) - part(in_turns);
@@ -349,7 +382,7 @@ impl Choice {
         }
         let stays = self.chosen == Way::Overlap;
         let least = if stays { 0 } else { weights * GAIN_PPM as i64 / WHOLE as i64 };
-        if gain > least { Way::Overlap } else { Way::Turns }
+        (if gain > least { Way::Overlap } else { Way::Turns }, Reason::MoreDone)
     }
 
     /// Begins a trial of a way.
@@ -386,7 +419,11 @@ impl Choice {
                 continue;
             }
             let rate = contender.mark.until(mark(roster, id, now));
-            let before = contender.rates[self.way as usize].replace(rate);
+            let before = contender.rates[self.way as usize];
+            // While a way holds, single measurements must not change it.
+            let holds = matches!(self.phase, Some((Phase::Holds(_), _)));
+            let mean = before.filter(|_| holds).map_or(rate, |before| before.mean(rate));
+            contender.rates[self.way as usize] = Some(mean);
             changed |= before.is_some_and(|before| {
                 before.launches.abs_diff(rate.launches) > share_of(before.launches, 2 * NOTABLE_PPM)
             });

@@ -43,6 +43,18 @@ pub(super) fn tell(figures: &Figures, families: &mut Families<'_>) -> Result<(),
         "Turns on the device: leases granted.",
         each(|device| device.served.turns as f64),
     )?;
+    let ways = figures.devices.iter().flat_map(|(&uuid, device)| {
+        ["turns", "overlap"].into_iter().zip(device.way_changes).map(move |(way, changes)| {
+            let mut labels = labels(uuid);
+            labels.push(("way", way.into()));
+            (labels, changes as f64)
+        })
+    });
+    families.counter(
+        "sluice_device_way_changes",
+        "How often the way was changed in which sessions share the device that want it most of the time.",
+        ways,
+    )?;
     families.waits(
         "sluice_device_turn_wait_seconds",
         "How long processes waited for their turns.",

@@ -68,6 +68,7 @@ fn everything() -> Exposition {
         sessions: 3,
         asking: 1,
         leases: 2,
+        way_changes: [3, 2],
         share_ppm: 1_250_000,
         charged_ns: 400 * SECOND,
         served,

@@ -32,6 +32,8 @@ pub(crate) struct OnDevice {
     pub(crate) sessions: u64,
     pub(crate) asking: u64,
     pub(crate) leases: u64,
+    /// How often turns were chosen anew, and to hold leases at once.
+    pub(crate) way_changes: [u64; 2],
     pub(crate) share_ppm: u64,
     pub(crate) charged_ns: u64,
     pub(crate) served: Served,
@@ -144,6 +146,7 @@ impl Node {
             let view = device.view(now);
             let figures = figures.devices.entry(uuid).or_default();
             figures.leases = view.leases.len() as u64;
+            figures.way_changes = view.way_changes;
             for state in view.sessions {
                 figures.sessions += 1;
                 figures.asking += u64::from(state.asks);

@@ -547,10 +547,10 @@ impl Node {
     pub(crate) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
         let Some(device) = self.devices.get_mut(&uuid) else { return Vec::new() };
         let grants = device.decide(now);
-        if let Some(Chosen { way, since, rates }) = device.newly_compared() {
+        if let Some(Chosen { way, reason, since, rates }) = device.newly_compared() {
             let for_ms = now.saturating_sub(since) / 1_000_000;
-            tracing::info!(
-                "device {uuid}: sessions share in way {way:?} for {for_ms} ms; {rates:?}"
+            tracing::debug!(
+                "device {uuid}: {way:?} for {for_ms} ms, {reason:?}; in turns and at once: {rates:?}"
             );
         }
         grants

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use ::limits::{ComputeLimit, GpuId, Policy};
 use api::{
     Class, Container, Device, DeviceState, Lease, LeaseList, Presence, Session, SessionDevice,
-    SessionList, SessionMemory, SessionState, Sums, Withheld, Worker, WorkerDevice, WorkerList,
-    WorkerState,
+    SessionList, SessionMemory, SessionState, Sharing, SharingReason, SharingWay, Sums, Withheld,
+    Worker, WorkerDevice, WorkerList, WorkerState,
 };
 use observer::View;
-use scheduler::{DeviceView, Paid, Scheduler, SessionId, SessionView, WorkerId};
+use scheduler::{
+    Chosen, DeviceView, Paid, Reason, Scheduler, SessionId, SessionView, Way, WorkerId,
+};
 use session::layout::MemoryKind;
 use session::ledger::RefusedFor;
 
@@ -104,7 +106,7 @@ impl Node {
         let present = present.map(|(key, session)| {
             let pids = pids.get(key).cloned().unwrap_or_default();
             let presence = if pids.is_empty() { Presence::Left } else { Presence::Active };
-            let devices = on_devices(session, &views);
+            let devices = on_devices(session, &views, now);
             Session {
                 pids,
                 presence,
@@ -264,14 +266,38 @@ fn memory(key: &SessionKey, pages: &Sample) -> Vec<SessionMemory> {
     pages.of(&key.owner, &key.name).map(of).collect()
 }
 
-fn on_devices(session: &SessionQuotas, views: &[(GpuId, DeviceView)]) -> Vec<SessionDevice> {
+fn on_devices(
+    session: &SessionQuotas,
+    views: &[(GpuId, DeviceView)],
+    now: u64,
+) -> Vec<SessionDevice> {
     let on = |(uuid, view): &(GpuId, DeviceView)| {
         let state = view.sessions.iter().find(|state| state.session == session.id)?;
         let waited_ns = session.served.get(uuid).map_or(0, |served| served.waited_ns);
         let known = on_device(*uuid, state, session.delivered(*uuid, Some(state)));
-        Some(SessionDevice { waited_us: waited_ns / 1_000, ..known })
+        let sharing = view.way.as_ref().and_then(|chosen| sharing(chosen, session.id, now));
+        Some(SessionDevice { waited_us: waited_ns / 1_000, sharing, ..known })
     };
     views.iter().filter_map(on).collect()
+}
+
+/// How a session shares a device with others that want it as much; `None`: it is none of them.
+fn sharing(chosen: &Chosen, session: SessionId, now: u64) -> Option<Sharing> {
+    let (_, [turns, overlap]) = chosen.rates.iter().find(|(id, _)| *id == session)?;
+    Some(Sharing {
+        way: match chosen.way {
+            Way::Turns => SharingWay::Turns,
+            Way::Overlap => SharingWay::Overlap,
+        },
+        reason: match chosen.reason {
+            Reason::NotCompared => SharingReason::NotCompared,
+            Reason::MoreDone => SharingReason::MoreDone,
+            Reason::Guarantee => SharingReason::Guarantee,
+        },
+        since_us: now.saturating_sub(chosen.since) / 1_000,
+        launches_in_turns: turns.map(|rate| rate.launches),
+        launches_at_once: overlap.map(|rate| rate.launches),
+    })
 }
 
 fn on_device(uuid: GpuId, state: &SessionView, delivered: Delivered) -> SessionDevice {
@@ -320,6 +346,7 @@ fn account(
         mean_ppm: None,
         density_ppm: None,
         class: Class::Dense,
+        sharing: None,
         asks: false,
     }
 }

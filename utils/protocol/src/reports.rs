@@ -270,6 +270,8 @@ pub enum ReasonWord {
     NoDaemon,
     /// The session waits for an unknown reason.
     Waits,
+    /// How the session shares the device with others.
+    Sharing,
     /// Nothing holds the session up.
     Free,
 }

@@ -246,6 +246,49 @@ pub struct ComputeReport {
     /// Total time in which the session's processes had work queued and held no lease, in microseconds. Time for which
     /// the session was frozen or the GPU withheld does not count.
     pub waited_us: u64,
+    /// How the session shares the device with others that want it most of the time; `null`: there are none.
+    #[serde(default)]
+    pub sharing: Option<SharingReport>,
+}
+
+/// The way in which sessions share a device, and what one of them gets done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct SharingReport {
+    /// The way that holds.
+    pub way: SharingWay,
+    /// Why it was chosen.
+    pub reason: SharingReason,
+    /// For how long it has held, in microseconds.
+    pub since_us: u64,
+    /// What the session completes in turns, in millionths of the better way; `null`: not measured.
+    pub in_turns_ppm: Option<u32>,
+    /// The same for leases held at once.
+    pub at_once_ppm: Option<u32>,
+}
+
+/// A way to share a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum SharingWay {
+    /// One session after the other.
+    Turns,
+    /// All at once; the hardware slices the device.
+    Overlap,
+}
+
+/// Why a way to share a device was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum SharingReason {
+    /// The ways were not compared: not yet, or because nobody could get more.
+    NotCompared,
+    /// More gets done than in the other way.
+    MoreDone,
+    /// In the other way, a session would get less than it is guaranteed.
+    Guarantee,
 }
 
 /// A process of a session.

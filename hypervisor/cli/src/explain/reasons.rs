@@ -6,7 +6,7 @@ use protocol::reports::{ExplainedDevice, ExplainedProcess, Explanation, ReasonWo
 
 use super::process::{not_preloaded, unseen};
 use crate::shares::Shares;
-use crate::status::{Bytes, Percent, Seconds, compute_limit};
+use crate::status::{Bytes, Percent, Seconds, compute_limit, sharing_words};
 
 /// What is known of a session.
 pub(super) struct Known<'a> {
@@ -49,6 +49,7 @@ pub(super) fn reasons(known: &Known<'_>) -> Vec<Explanation> {
         reasons.extend(memory(known, device));
         reasons.extend(time(known, device));
     }
+    let shares = known.devices.iter().filter_map(sharing);
     if reasons.is_empty() {
         let free = |device: &ExplainedDevice| {
             let got = device.compute.recent_ppm.map_or_else(String::new, |ppm| {
@@ -66,7 +67,14 @@ pub(super) fn reasons(known: &Known<'_>) -> Vec<Explanation> {
         let all = known.devices.iter().map(free);
         reasons.extend(all.map(|text| Explanation { code: ReasonWord::Free, text, remedy: None }));
     }
+    reasons.extend(shares);
     reasons
+}
+
+/// How the session shares a device with others.
+fn sharing(device: &ExplainedDevice) -> Option<Explanation> {
+    let text = format!("{}: {}", device.uuid, sharing_words(device.compute.sharing.as_ref()?));
+    Some(Explanation { code: ReasonWord::Sharing, text, remedy: None })
 }
 
 fn memory(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
@@ -198,6 +206,7 @@ mod tests {
                 recent_ppm: Some(100_000),
                 mean_ppm: Some(100_000),
                 delivered_us: 0,
+                sharing: None,
                 waited_us: 0,
             },
             waiting: 0,

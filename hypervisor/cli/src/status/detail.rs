@@ -5,7 +5,8 @@ use std::fmt;
 use limits::units::PPM_PER_PERCENT;
 use limits::{ComputeLimit, Limits, MemoryLimit, Shown};
 use protocol::sessions::{
-    ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
+    ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, SharingReason,
+    SharingReport, SharingWay, StatusReport,
 };
 
 use super::table::{Bytes, Limit, Percent, Seconds};
@@ -85,6 +86,9 @@ impl fmt::Display for Detail<'_, DeviceReport> {
         if compute.waited_us > 0 {
             write!(f, "; waited {}", Seconds(compute.waited_us))?;
         }
+        if let Some(sharing) = &compute.sharing {
+            write!(f, "\n    shares  {}", sharing_words(sharing))?;
+        }
         writeln!(f)?;
         if processes.is_empty() {
             let none = match age_us {
@@ -148,4 +152,30 @@ impl fmt::Display for Detail<'_, ProcessReport> {
         }
         writeln!(f, "{}", if process.waiting { "  waiting" } else { "" })
     }
+}
+
+/// In which way a session shares a device, since when, what that gives, and why.
+pub(crate) fn sharing_words(sharing: &SharingReport) -> String {
+    let SharingReport { way, reason, since_us, in_turns_ppm, at_once_ppm } = *sharing;
+    let how = match way {
+        SharingWay::Turns => "takes turns with other sessions",
+        SharingWay::Overlap => "runs at once with other sessions",
+    };
+    let why = match (way, reason) {
+        (_, SharingReason::NotCompared) => "the other way was not tried",
+        (SharingWay::Turns, SharingReason::Guarantee) => {
+            "at once, a session would get less than its guarantee"
+        }
+        (SharingWay::Turns, _) => "at once, they get no more done together",
+        (SharingWay::Overlap, _) => "together they get more done than in turns",
+    };
+    let gave = match in_turns_ppm.zip(at_once_ppm) {
+        Some((turns, at_once)) => format!(
+            "; this one's speed: {} in turns, {} at once, of the better",
+            Percent(turns),
+            Percent(at_once)
+        ),
+        None => String::new(),
+    };
+    format!("{how} for {}: {why}{gave}", Seconds(since_us))
 }

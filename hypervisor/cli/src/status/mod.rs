@@ -22,7 +22,7 @@ use super::shares::Shares;
 use super::{Error, print};
 use detail::Detail;
 
-pub(crate) use detail::{compute_limit, named};
+pub(crate) use detail::{compute_limit, named, sharing_words};
 pub(crate) use devices::{blind, trouble};
 pub(crate) use report::report;
 pub(crate) use report::{device as page_device, known_compute_on};

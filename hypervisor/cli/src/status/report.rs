@@ -5,10 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::SessionState;
+use limits::units::PPM_ONE;
 use limits::{ComputeLimit, GpuId, Policy};
 use protocol::sessions::{
     ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
-    ElsewhereReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
+    ElsewhereReport, MemoryReport, ProcessReport, SessionReport, SharingReason, SharingReport,
+    SharingWay, StatusReport,
 };
 use session::directory::{Found, told};
 use session::layout::MemoryKind;
@@ -87,6 +89,7 @@ fn prefer(compute: &mut ComputeReport, known: &api::SessionDevice) {
     if compute.policy != Policy::None {
         compute.recent_ppm = known.recent_ppm.or(compute.recent_ppm);
         compute.mean_ppm = known.mean_ppm.or(compute.mean_ppm);
+        compute.sharing = known.sharing.as_ref().map(sharing);
     }
 }
 
@@ -132,6 +135,7 @@ fn unlimited() -> ComputeReport {
         density_ppm: None,
         recent_ppm: None,
         mean_ppm: None,
+        sharing: None,
         delivered_us: 0,
         waited_us: 0,
     }
@@ -176,6 +180,32 @@ fn known_compute(device: &api::SessionDevice) -> ComputeReport {
         mean_ppm: device.mean_ppm,
         delivered_us: device.charged_us,
         waited_us: device.waited_us,
+        sharing: device.sharing.as_ref().map(sharing),
+    }
+}
+
+/// What a session gets done in each way to share a device, in relation to the better one.
+fn sharing(known: &api::Sharing) -> SharingReport {
+    let (turns, at_once) = (known.launches_in_turns, known.launches_at_once);
+    let better = turns.max(at_once).unwrap_or(0).max(1);
+    let part = |launches: u64| {
+        let ppm = u128::from(launches) * u128::from(PPM_ONE) / u128::from(better);
+        u32::try_from(ppm).unwrap_or(PPM_ONE)
+    };
+    let both = turns.is_some() && at_once.is_some();
+    SharingReport {
+        way: match known.way {
+            api::SharingWay::Turns => SharingWay::Turns,
+            api::SharingWay::Overlap => SharingWay::Overlap,
+        },
+        reason: match known.reason {
+            api::SharingReason::NotCompared => SharingReason::NotCompared,
+            api::SharingReason::MoreDone => SharingReason::MoreDone,
+            api::SharingReason::Guarantee => SharingReason::Guarantee,
+        },
+        since_us: known.since_us,
+        in_turns_ppm: turns.filter(|_| both).map(part),
+        at_once_ppm: at_once.filter(|_| both).map(part),
     }
 }
 
@@ -222,6 +252,7 @@ pub(crate) fn device(
             mean_ppm: measured(summary.mean_share_ppm(now_ns)),
             delivered_us: summary.delivered_ns / 1000,
             waited_us: summary.waited_ns / 1000,
+            sharing: None,
         },
         age_us: summary.first_used_ns.map(|first| now_ns.saturating_sub(first) / 1000),
         refusals: summary.refused.map_or(0, |refused| refused.count),

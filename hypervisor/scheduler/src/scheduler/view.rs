@@ -18,6 +18,8 @@ pub struct DeviceView {
     pub leases: Vec<LeaseView>,
     /// The way in which sessions share the device. `None`: fewer than two want it most of the time.
     pub way: Option<Chosen>,
+    /// How often turns were chosen anew, and how often to hold leases at once.
+    pub way_changes: [u64; 2],
 }
 
 /// A session's state on a device.
@@ -118,7 +120,8 @@ impl Scheduler {
             revoked: held.phase.revoked,
         });
         let (sessions, way) = (ids.iter().filter_map(session).collect(), self.choice.chosen());
-        DeviceView { sessions, leases: leases.collect(), way }
+        let way_changes = self.choice.changes();
+        DeviceView { sessions, leases: leases.collect(), way, way_changes }
     }
 
     fn session_view(&self, id: SessionId, state: &Session, now: u64) -> SessionView {

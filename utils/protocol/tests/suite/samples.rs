@@ -4,7 +4,7 @@ use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
     ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
     ElsewhereReport, GpuReport, MemoryReport, OvercommittedGpu, ProcessReport, SessionReport,
-    StatusReport,
+    SharingReason, SharingReport, SharingWay, StatusReport,
 };
 use protocol::{
     Admission, Decision, DeviceQuota, GatesInStream, Lease, LeaseReport, Register, Registered,
@@ -122,6 +122,13 @@ pub(crate) fn sessions() -> StatusReport {
         mean_ppm: Some(251_000),
         delivered_us: 8_000_000,
         waited_us: 3_000_000,
+        sharing: Some(SharingReport {
+            way: SharingWay::Overlap,
+            reason: SharingReason::MoreDone,
+            since_us: 12_000_000,
+            in_turns_ppm: Some(510_000),
+            at_once_ppm: Some(1_000_000),
+        }),
     };
     let container = ContainerReport {
         runtime: "docker".to_owned(),

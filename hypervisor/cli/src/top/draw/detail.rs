@@ -81,6 +81,11 @@ fn figures(row: &Row<'_>, theme: Theme, width: usize) -> Vec<Line<'static>> {
             format!("waited {}", Seconds(compute.waited_us)),
         ];
         lines.extend(items_of("time", items.into(), width, theme.busy()));
+        if let Some(sharing) = &compute.sharing {
+            let words = status::sharing_words(sharing);
+            let items = words.split("; ").map(str::to_owned).collect();
+            lines.extend(items_of("shares", items, width, Style::new()));
+        }
     }
     if let Some(memory) = row.memory {
         let limit = memory.limit.map_or_else(String::new, |limit| format!(" of {}", Bytes(limit)));
