@@ -382,7 +382,10 @@ impl Choice {
         }
         let stays = self.chosen == Way::Overlap;
         let least = if stays { 0 } else { weights * GAIN_PPM as i64 / WHOLE as i64 };
-        (if gain > least { Way::Overlap } else { Way::Turns }, Reason::MoreDone)
+        // Those that leave the device idle do not take turns with each other.
+        let of = |id: &SessionId| roster.members(*id).map(|(_, own)| own);
+        let same = !self.among.keys().flat_map(of).any(|own| own.density.fills());
+        (if same || gain > least { Way::Overlap } else { Way::Turns }, Reason::MoreDone)
     }
 
     /// Begins a trial of a way.

@@ -1,7 +1,8 @@
 //! Why a session waits or was refused, from the figures alone.
 
-use limits::Policy;
+use limits::turns::LOW_PRIORITY_PPM;
 use limits::units::{PPM_ONE, PPM_PER_PERCENT};
+use limits::{Policy, Priority};
 use protocol::reports::{ExplainedDevice, ExplainedProcess, Explanation, ReasonWord};
 
 use super::process::{not_preloaded, unseen};
@@ -156,6 +157,17 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
             remedy: Some(format!("shorter kernels, or sluice limit {name} --compute {more}")),
         });
     }
+    if compute.priority == Priority::Low && others > 0 {
+        let guaranteed = compute_limit(compute).guaranteed_ppm(LOW_PRIORITY_PPM);
+        return Some(Explanation {
+            code: ReasonWord::Others,
+            text: format!(
+                "{waits}: it is of low priority, which is guaranteed {} and gets what sessions of high priority leave",
+                Percent(guaranteed)
+            ),
+            remedy: Some(format!("sluice limit {name} --priority high")),
+        });
+    }
     if compute.policy == Policy::Balance && !known.has_daemon && of_share(compute.share_ppm) {
         return Some(Explanation {
             code: ReasonWord::NoDaemon,
@@ -185,8 +197,8 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use limits::{GpuId, Priority};
-    use protocol::sessions::ComputeReport;
+    use limits::GpuId;
+    use protocol::sessions::{ComputeReport, SharingReason, SharingReport, SharingWay};
 
     fn device() -> ExplainedDevice {
         ExplainedDevice {
@@ -311,5 +323,34 @@ mod tests {
         let frozen = of(waits(|_| ()), true, true);
         assert_eq!(frozen.len(), 1);
         assert!(frozen[0].1.ends_with("-> sluice thaw train"), "{frozen:?}");
+    }
+
+    #[test]
+    fn how_a_session_shares_is_said_with_why() {
+        let sharing = |way, reason| {
+            let (in_turns_ppm, at_once_ppm) = (Some(510_000), Some(1_000_000));
+            let since_us = 12_000_000;
+            let mut shares = device();
+            shares.compute.sharing =
+                Some(SharingReport { way, reason, since_us, in_turns_ppm, at_once_ppm });
+            of(shares, true, false).pop().unwrap()
+        };
+        let (code, text) = sharing(SharingWay::Overlap, SharingReason::MoreDone);
+        assert_eq!(code, ReasonWord::Sharing);
+        for word in ["at once", "for 12.0 s", "more done than in turns", "51.0 % in turns"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        let (_, text) = sharing(SharingWay::Turns, SharingReason::Guarantee);
+        assert!(text.contains("takes turns") && text.contains("less than its guarantee"), "{text}");
+    }
+
+    #[test]
+    fn low_priority_is_named_as_the_reason() {
+        let mut low = device();
+        (low.waiting, low.others_asking, low.compute.priority) = (1, Some(1), Priority::Low);
+        let (code, text) = of(low, true, false).remove(0);
+        assert_eq!(code, ReasonWord::Others);
+        assert!(text.contains("low priority") && text.contains("2.0 %"), "{text}");
+        assert!(text.ends_with("-> sluice limit train --priority high"), "{text}");
     }
 }

@@ -19,3 +19,4 @@ mod shares;
 mod simulation;
 mod suspended;
 mod tenants;
+mod ways;

@@ -5,5 +5,6 @@
 mod deaths;
 mod devices;
 mod long_work;
+mod mixes;
 mod seeds;
 mod shares;

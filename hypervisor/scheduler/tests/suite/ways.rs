@@ -1,0 +1,73 @@
+//! In which way sessions share a device that want it most of the time.
+
+use limits::ComputeLimit;
+use scheduler::{Chosen, Reason, Way};
+
+use crate::simulation::{SECOND, Simulation, Tenant};
+use crate::tenants::{balance, go_on};
+
+fn chosen(simulation: &mut Simulation) -> Chosen {
+    simulation.scheduler.view(simulation.now).way.expect("sessions contend")
+}
+
+/// Tenants with gates in their streams, after some seconds.
+fn after(tenants: &[Tenant], seconds: u64) -> Simulation {
+    let tenants: Vec<Tenant> = tenants.iter().map(|tenant| tenant.in_stream()).collect();
+    let mut simulation = Simulation::new(&tenants, 11);
+    simulation.run_for(seconds * SECOND);
+    simulation
+}
+
+#[test]
+fn programs_with_gaps_hold_at_once() {
+    let gaps = Tenant::new(ComputeLimit::balance(500_000, 1), 650_000);
+    let mut simulation = after(&[gaps, gaps], 4);
+    let Chosen { way, reason, since, rates } = chosen(&mut simulation);
+    assert_eq!((way, reason), (Way::Overlap, Reason::MoreDone));
+    assert!(since < simulation.now && rates.len() == 2);
+    for (_, [turns, overlap]) in rates {
+        assert!(overlap.unwrap().launches >= turns.unwrap().launches, "{turns:?} {overlap:?}");
+    }
+    let rates = go_on(&mut simulation, 10 * SECOND);
+    assert!(rates.iter().sum::<u64>() >= 950_000, "{rates:?}");
+}
+
+#[test]
+fn programs_that_fill_the_device_take_turns() {
+    let mut simulation = after(&[balance(500_000, 1), balance(500_000, 1)], 4);
+    let Chosen { way, .. } = chosen(&mut simulation);
+    assert_eq!(way, Way::Turns);
+    let rates = go_on(&mut simulation, 60 * SECOND);
+    assert!(rates.iter().sum::<u64>() >= 975_000, "{rates:?}");
+}
+
+/// Slices would give the first 0.4 of the device.
+#[test]
+fn a_guarantee_that_slices_do_not_leave_forces_turns() {
+    let gaps = Tenant::new(ComputeLimit::balance(300_000, 1), 600_000);
+    let mut simulation = after(&[balance(700_000, 1), gaps], 4);
+    assert_eq!(chosen(&mut simulation).way, Way::Turns);
+    let rates = go_on(&mut simulation, 20 * SECOND);
+    assert!(rates[0] >= 670_000, "{rates:?}");
+}
+
+#[test]
+fn what_a_program_does_now_counts() {
+    let gaps = Tenant::new(ComputeLimit::balance(500_000, 1), 650_000);
+    let mut simulation = after(&[gaps, gaps], 5);
+    assert_eq!(chosen(&mut simulation).way, Way::Overlap);
+    for session in 0..2 {
+        simulation.set_density(scheduler::SessionId(session), 1_000_000);
+    }
+    simulation.run_for(40 * SECOND);
+    assert_eq!(chosen(&mut simulation).way, Way::Turns);
+}
+
+#[test]
+fn who_is_alone_or_wants_little_is_not_part_of_it() {
+    let little = Tenant::new(ComputeLimit::balance(500_000, 1), 100_000);
+    for tenants in [vec![balance(500_000, 1)], vec![little, little]] {
+        let mut simulation = after(&tenants, 4);
+        assert_eq!(simulation.scheduler.view(simulation.now).way, None);
+    }
+}
