@@ -12,9 +12,7 @@ use crate::audit::{Audit, Claim, Finding};
 use crate::lease::Held;
 use crate::roster::{Roster, Worker};
 use crate::spare;
-use crate::tuning::{
-    ALONE_EVERY_NS, FOUND_OUT_NS, LONGEST_DOUBT_NS, ON_WORD_PPM, SPAN_NS, WATCHED_NS,
-};
+use crate::tuning::{DOUBT_NS, FOUND_OUT_NS, LONGEST_DOUBT_NS, ON_WORD_PPM, SPAN_NS, WATCHED_NS};
 use crate::types::{Paid, SessionId, share_of};
 
 /// The evidence against a session.
@@ -39,9 +37,9 @@ impl Doubt {
     fn find_out(&mut self, now: u64) -> u64 {
         let good_for = now.saturating_sub(self.free_since);
         self.lasts_ns = if good_for > self.lasts_ns.saturating_mul(8) {
-            ALONE_EVERY_NS
+            DOUBT_NS
         } else {
-            self.lasts_ns.saturating_mul(2).clamp(ALONE_EVERY_NS, LONGEST_DOUBT_NS)
+            self.lasts_ns.saturating_mul(2).clamp(DOUBT_NS, LONGEST_DOUBT_NS)
         };
         let until = now.saturating_add(self.lasts_ns);
         self.until = Some(until);

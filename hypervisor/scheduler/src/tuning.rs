@@ -27,45 +27,28 @@ pub(crate) const STOPPED_NS: u64 = 3 * MS;
 /// wait for the end of a turn (a server's p99 beside a training).
 pub(crate) const SAVED_UP_PPM: u64 = 500_000;
 
-// Classes.
-
-/// The shortest time between a worker's turns alone, and how long a session that was found out takes turns at first.
-pub(crate) const ALONE_EVERY_NS: u64 = 1_000 * MS;
-/// The time between turns alone doubles up to this many times while they show nothing new.
-pub(crate) const LONGEST_REST: u64 = 8;
-/// A program whose use and backlog both change by this much has changed its behavior. If only one changes, its
-/// co-holders have become more or less busy.
-pub(crate) const NOTABLE_PPM: u64 = 150_000;
-
 // The way to share.
 
-/// How often it is checked who wants the device, and over what time that is averaged.
-pub(crate) const LOOK_NS: u64 = 20 * MS;
-/// See [`LOOK_NS`].
-pub(crate) const WANTS_OVER_NS: u64 = 500 * MS;
 /// Who wants the device for this part of the time contends for it. A server that waits for requests does not: its
-/// requests would wait for slices (p99 30 ms sliced, 12 in turns).
+/// requests would wait for slices (p99 22 ms sliced, 15 in turns).
 pub(crate) const CONTENDS_PPM: u64 = 500_000;
-/// How long a way was begun before it is measured, and how long it is measured: some steps of a large training.
-pub(crate) const SETTLE_NS: u64 = 80 * MS;
-/// See [`SETTLE_NS`].
-pub(crate) const MEASURE_NS: u64 = 400 * MS;
+/// For how many periods a way is measured: some steps of a large training. A trial that costs a session much ends after
+/// fewer.
+pub(crate) const PIECES: u64 = 4;
 /// How many times as long turns are measured if gates are on threads, where each takes up to 100 ms.
 pub(crate) const LONG_MEASURE: u64 = 3;
-/// In how many pieces that is: a trial that costs a session much ends early.
-pub(crate) const PIECES: u64 = 4;
 /// How long the chosen way holds before what it gives is compared with before, and how many times before the other way
-/// is tried: first, and at most, if trials show nothing new. A trial takes about a sixtieth of the shortest such time.
+/// is tried. A trial takes about a sixtieth of that.
 pub(crate) const HOLD_NS: u64 = 1_000 * MS;
 /// See [`HOLD_NS`].
 pub(crate) const LEAST_HOLDS: u64 = 30;
-/// See [`HOLD_NS`].
-pub(crate) const MOST_HOLDS: u64 = 480;
+/// A program has changed if what it gets done in a hold differs by this much from before.
+pub(crate) const NOTABLE_PPM: u64 = 300_000;
 /// How much more must get done at once than in turns, relative to the better way, so that it is chosen.
 pub(crate) const GAIN_PPM: u64 = 30_000;
 /// How much less than its guarantee a session may get done at once: measurements vary by this much.
 pub(crate) const GUARANTEE_ERROR_PPM: u64 = 20_000;
-/// While turns are tried, a session takes some if it would use at least this part of the device.
+/// While turns show what each session is, it takes some if it would use at least this part of the device.
 pub(crate) const TAKES_TURNS_PPM: u64 = 100_000;
 
 // Reports that have to add up.
@@ -86,6 +69,10 @@ pub(crate) const SLICED_PPM: u64 = 400_000;
 /// whose account stays full. Slicing alone costs a sparse worker up to a tenth; excluding others would cost them more
 /// than this worker gains.
 pub(crate) const SLICE_PPM: u64 = 850_000;
+/// How long a session that was found out takes turns at first, and how many times as long at most.
+pub(crate) const DOUBT_NS: u64 = 1_000 * MS;
+/// See [`DOUBT_NS`].
+pub(crate) const LONGEST_DOUBT: u64 = 64;
 /// How much device time has to be missing before a session is found out.
 pub(crate) const FOUND_OUT_NS: i64 = 15_000_000;
 /// The part of all time that may be exclusive and charged by reports alone: new and suspected workers show in a turn
@@ -114,10 +101,20 @@ pub(crate) const HOLDS_OVER_NS: u64 = 5 * MEMORY_NS;
 /// record counts in its favor.
 pub(crate) const SPAN_NS: u64 = COMFORTABLE_TURN_NS;
 /// The longest time for which a session that was found out takes turns and is remembered.
-pub(crate) const LONGEST_DOUBT_NS: u64 = LONGEST_REST * LONGEST_REST * ALONE_EVERY_NS;
+pub(crate) const LONGEST_DOUBT_NS: u64 = LONGEST_DOUBT * DOUBT_NS;
 /// How long a session that may overlap again is watched before the next one.
 pub(crate) const WATCHED_NS: u64 = 3 * PERIOD_NS;
 /// How long a session takes part in the division of an overcommitted device after it last asked or held a lease.
 pub(crate) const ACTIVE_NS: u64 = 10 * PERIOD_NS;
 /// How often the length of rounds is computed: within the shortest of them.
 pub(crate) const ROUNDS_EVERY_NS: u64 = PERIOD_NS / 20;
+/// How often it is checked who wants the device, and over what time that is averaged.
+pub(crate) const LOOK_NS: u64 = PERIOD_NS / 5;
+/// See [`LOOK_NS`].
+pub(crate) const WANTS_OVER_NS: u64 = 5 * PERIOD_NS;
+/// How long a way was begun before it is measured, and one piece of the measurement.
+pub(crate) const SETTLE_NS: u64 = PERIOD_NS;
+/// See [`SETTLE_NS`].
+pub(crate) const PIECE_NS: u64 = PERIOD_NS;
+/// For how many holds the chosen way holds at most, if trials show nothing new.
+pub(crate) const MOST_HOLDS: u64 = LEAST_HOLDS * 16;

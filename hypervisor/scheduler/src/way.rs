@@ -19,7 +19,7 @@ use crate::density::Sharing;
 use crate::roster::{Roster, Session, Worker};
 use crate::tuning::{
     CONTENDS_PPM, GAIN_PPM, GUARANTEE_ERROR_PPM, HOLD_NS, LEAST_HOLDS, LONG_MEASURE, LOOK_NS,
-    MEASURE_NS, MOST_HOLDS, NOTABLE_PPM, PIECES, SETTLE_NS, WANTS_OVER_NS,
+    MOST_HOLDS, NOTABLE_PPM, PIECE_NS, PIECES, SETTLE_NS, WANTS_OVER_NS,
 };
 use crate::types::{SessionId, WHOLE, Way, portion, share_of};
 
@@ -232,14 +232,14 @@ impl Choice {
                 if known {
                     (Phase::Holds(0), HOLD_NS)
                 } else {
-                    (Phase::Measures(0), self.measure_ns(roster) / PIECES)
+                    (Phase::Measures(0), self.piece_ns(roster))
                 }
             }
             Phase::Measures(pieces) => {
                 self.measure(roster, now);
                 let pieces = pieces + 1;
                 if pieces < PIECES && !self.is_dear(roster) {
-                    return (Phase::Measures(pieces), self.measure_ns(roster) / PIECES);
+                    return (Phase::Measures(pieces), self.piece_ns(roster));
                 }
                 self.mark(roster, now);
                 if self.holds == LEAST_HOLDS && self.is_unclear(roster) {
@@ -286,12 +286,12 @@ impl Choice {
         self.way == Way::Turns && self.among.keys().flat_map(of).any(|own| own.density.is_unclear())
     }
 
-    /// How long a way is measured (ns). Turns of gates on threads are long.
-    fn measure_ns(&self, roster: &Roster) -> u64 {
+    /// How long a way is measured at a time (ns). Turns of gates on threads are long.
+    fn piece_ns(&self, roster: &Roster) -> u64 {
         let of = |id: &SessionId| roster.members(*id).map(|(_, own)| own);
         let mut workers = self.among.keys().flat_map(of);
         let long = self.way == Way::Turns && workers.any(|own| own.handover != Handover::InStream);
-        MEASURE_NS * if long { LONG_MEASURE } else { 1 }
+        PIECE_NS * if long { LONG_MEASURE } else { 1 }
     }
 
     /// Compares the ways, and continues with the better one.
@@ -392,7 +392,7 @@ impl Choice {
     fn tries(&mut self, way: Way, roster: &Roster) -> (Phase, u64) {
         self.way = self.only.unwrap_or(way);
         match self.way {
-            Way::Turns => (Phase::Probes, self.measure_ns(roster)),
+            Way::Turns => (Phase::Probes, PIECES * self.piece_ns(roster)),
             Way::Overlap => (Phase::Settles, SETTLE_NS),
         }
     }
@@ -428,7 +428,7 @@ impl Choice {
             let mean = before.filter(|_| holds).map_or(rate, |before| before.mean(rate));
             contender.rates[self.way as usize] = Some(mean);
             changed |= before.is_some_and(|before| {
-                before.launches.abs_diff(rate.launches) > share_of(before.launches, 2 * NOTABLE_PPM)
+                before.launches.abs_diff(rate.launches) > share_of(before.launches, NOTABLE_PPM)
             });
         }
         changed
