@@ -10,7 +10,12 @@ use crate::types::{Paid, SessionId, WHOLE, WorkerId, share_of};
 /// Whether the other sessions leave spare time for a worker of this session.
 pub(crate) fn may_have(roster: &Roster, session: SessionId, now: u64) -> bool {
     let low = priority(roster, session) == Priority::Low;
-    !(low && high_wants(roster, session, now) || wrongs_a_dense_one(roster, session))
+    !(low && high_wants(roster, session, now)) && is_left_by_others(roster, session)
+}
+
+/// Whether no other session misses its share.
+pub(crate) fn is_left_by_others(roster: &Roster, session: SessionId) -> bool {
+    !wrongs_a_dense_one(roster, session)
         && sessions_that_miss_their_share(roster).iter().all(|other| *other == session)
 }
 

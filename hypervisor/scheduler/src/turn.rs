@@ -11,10 +11,11 @@ use crate::types::{Paid, SessionId, WHOLE, WorkerId};
 /// prolong one.
 pub(crate) fn length(roster: &Roster, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
     let (own, session) = roster.of(worker)?;
-    // At once, idle time is used first: there always is some, as long as all get what they are guaranteed.
+    // At once, idle time is used first: there is some, as long as all get what they are guaranteed.
     if paid == Paid::Own
         && own.density.is_chosen_to_overlap()
         && session.account.quota().takes_spare()
+        && spare::is_left_by_others(roster, own.session)
     {
         return None;
     }

@@ -7,7 +7,7 @@
 //! and when sessions come, go or change.
 //!
 //! Only sessions that **contend** are part of this: that want the device for most of the time. A session that wants it
-//! now and then is served at once in either way.
+//! now and then is served promptly in either way.
 
 use std::collections::BTreeMap;
 
@@ -106,9 +106,9 @@ enum Phase {
     Probes,
     /// The way was begun; what goes on from before is not counted.
     Settles,
-    /// What each session gets done is measured, to compare the ways: this often already.
+    /// What each session gets done is measured, to compare the ways; the number of pieces so far.
     Measures(u64),
-    /// The way holds, for the so manieth time since the last trial.
+    /// The way holds; the number of holds since the last trial.
     Holds(u64),
 }
 

@@ -185,7 +185,7 @@ mod timed {
             (50, A_DAY),
             (10, A_DAY),
             (50, r#"{"id":1,"length_us":18446744073709551615,"shared":true}"#),
-            (50, r#"{"id":1,"length_us":30000,"exclusive":true}"#),
+            (50, r#"{"id":1,"length_us":30000,"shared":true,"overlaps":true}"#),
         ] {
             let gained = gained(lease, |stage, socket| limited(stage, "one", share, socket));
             let share = f64::from(share);

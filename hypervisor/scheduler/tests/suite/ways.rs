@@ -3,7 +3,7 @@
 use limits::ComputeLimit;
 use scheduler::{Chosen, Reason, Way};
 
-use crate::simulation::{SECOND, Simulation, Tenant};
+use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{balance, go_on};
 
 fn chosen(simulation: &mut Simulation) -> Chosen {
@@ -69,5 +69,18 @@ fn who_is_alone_or_wants_little_is_not_part_of_it() {
     for tenants in [vec![balance(500_000, 1)], vec![little, little]] {
         let mut simulation = after(&tenants, 4);
         assert_eq!(simulation.scheduler.view(simulation.now).way, None);
+    }
+}
+
+/// The third wants the device for two fifths of the time, and is slowed down by the other two then.
+#[test]
+fn a_session_that_misses_its_share_does_not_starve_those_that_hold_at_once() {
+    let gaps = Tenant::new(ComputeLimit::balance(400_000, 1), 650_000);
+    let third = Tenant::new(ComputeLimit::fixed(200_000), 500_000);
+    let third = Tenant { phases: (200 * MS, 300 * MS), ..third };
+    let mut simulation = after(&[gaps, gaps, third], 5);
+    for _ in 0..20 {
+        let rates = go_on(&mut simulation, SECOND);
+        assert!(rates[0] >= 250_000 && rates[1] >= 250_000 && rates[2] >= 100_000, "{rates:?}");
     }
 }

@@ -15,6 +15,8 @@ use std::sync::Mutex;
 const SAMPLE_EVERY: u32 = 8;
 /// Of steady work, one in this many of those.
 const STEADY_EVERY: u32 = 4;
+/// Of known work beside another session.
+const SHARED_EVERY: u32 = 16;
 /// Samples take at most one part in this many of the thread's time, apart from the first ones.
 const SAMPLE_PART: u64 = 400;
 /// Divisor as above for work that is only guessed and will be known after a few more samples.
@@ -50,16 +52,13 @@ impl Lane {
             drawn.is_some() || estimate.is_met_again() && due()
         } else if estimate.ns().is_none() {
             estimate.wants_sample()
-        } else if gate.is_shared() {
-            // While its stream is held for a sample, the process may lose a time slice of 2 ms.
-            false
         } else {
             // The process may be alone only for a moment, and only three samples are needed.
-            let rare = estimate.is_unsettled();
+            let rare = !gate.is_shared() && estimate.is_unsettled();
             rare && self.pace.batch() == 1 && due()
                 || self.is_place_of_sample(
                     estimate.is_doubtful() || gate.seen.launch_times.estimates_are_off(),
-                ) && (gate.seen.launch_times.estimates_are_off() || !self.skips(estimate))
+                ) && (gate.seen.launch_times.estimates_are_off() || !self.skips(estimate, gate))
         };
         if !sampled {
             return None;
@@ -85,14 +84,19 @@ impl Lane {
                 && self.pace.mark.load(Relaxed) >= self.sampling.at.load(Relaxed)
     }
 
-    /// Skips most samples of steady work.
-    fn skips(&self, estimate: &Estimate) -> bool {
-        if !estimate.is_steady() {
+    /// Skips most samples of steady work, and nearly all of known work beside another session: while a stream is held
+    /// for a sample, its process may lose a time slice of 2 ms.
+    fn skips(&self, estimate: &Estimate, gate: &Gate) -> bool {
+        let every = if gate.is_shared() && !estimate.is_unsettled() {
+            SHARED_EVERY
+        } else if estimate.is_steady() {
+            STEADY_EVERY
+        } else {
             return false;
-        }
+        };
         let skipped = self.sampling.skipped.load(Relaxed).wrapping_add(1);
         self.sampling.skipped.store(skipped, Relaxed);
-        !skipped.is_multiple_of(STEADY_EVERY)
+        !skipped.is_multiple_of(every)
     }
 
     /// Ends a sample.

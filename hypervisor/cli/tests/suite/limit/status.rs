@@ -31,7 +31,7 @@ fn the_settings_of_a_run_are_in_its_status() {
     let compute = serde_json::json!({
         "policy": "balance", "share_ppm": 300_000, "soft_ppm": 600_000, "weight": 7,
         "priority": "low", "density_ppm": null, "mean_ppm": 0, "recent_ppm": 0,
-        "delivered_us": 0, "waited_us": 0,
+        "delivered_us": 0, "waited_us": 0, "sharing": null,
     });
     assert_eq!(device["compute"], compute);
     let lines = lines_of(&sluice, &program);
@@ -91,6 +91,7 @@ fn the_json_has_one_shape() {
         "priority",
         "recent_ppm",
         "share_ppm",
+        "sharing",
         "soft_ppm",
         "waited_us",
         "weight",
