@@ -95,19 +95,30 @@ fn try_mixes(
     programs: usize,
     verbose: bool,
 ) -> io::Result<ExitCode> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut of_the_better = Vec::new();
-    for seed in seeds {
-        let mix = Mix::random(seed, programs, MIX_NS);
-        if verbose {
-            let Mix { programs, turns, overlap, chosen } = &mix;
-            writeln!(
-                out,
-                "seed {seed}: {:.3} of the better way; turns {turns:.3?}, overlap {overlap:.3?}, \
-                 chosen {chosen:.3?}: {programs:?}",
-                mix.of_the_better()
-            )?;
+    let seeds: Vec<u64> = seeds.collect();
+    for some in seeds.chunks(4 * threads) {
+        let mixes: Vec<(u64, Mix)> = std::thread::scope(|scope| {
+            let run = |seed: &u64| {
+                let seed = *seed;
+                scope.spawn(move || (seed, Mix::random(seed, programs, MIX_NS)))
+            };
+            let runs: Vec<_> = some.iter().map(run).collect();
+            runs.into_iter().filter_map(|run| run.join().ok()).collect()
+        });
+        for (seed, mix) in mixes {
+            if verbose {
+                let Mix { programs, turns, overlap, chosen } = &mix;
+                writeln!(
+                    out,
+                    "seed {seed}: {:.3} of the better way; turns {turns:.3?}, overlap \
+                     {overlap:.3?}, chosen {chosen:.3?}: {programs:?}",
+                    mix.of_the_better()
+                )?;
+            }
+            of_the_better.push(mix.of_the_better());
         }
-        of_the_better.push(mix.of_the_better());
     }
     of_the_better.sort_by(f64::total_cmp);
     let at = |part: f64| {
