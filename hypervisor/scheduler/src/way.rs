@@ -194,6 +194,12 @@ impl Choice {
                 contender.looks += 1;
                 contender.wanted += u64::from(roster.members(id).any(|(_, own)| wants(own)));
             }
+            if self.way == Way::Overlap && self.has_several(roster) {
+                self.among.values_mut().for_each(|it| it.rates[Way::Overlap as usize] = None);
+                (self.chosen, self.reason, self.since) = (Way::Turns, Reason::NotCompared, now);
+                self.way = self.only.unwrap_or(Way::Turns);
+                self.phase = Some((Phase::Settles, now.saturating_add(SETTLE_NS)));
+            }
         }
         if let Some((phase, _)) = self.phase.filter(|_| until <= now) {
             let (next, for_ns) = self.after(phase, roster, now);
@@ -333,11 +339,20 @@ impl Choice {
         portion(turns.at_most(most_ppm), least_ppm, all)
     }
 
+    /// Whether several processes of a session want the device. At once they would get more than its limit.
+    fn has_several(&self, roster: &Roster) -> bool {
+        let wanting = |id: &SessionId| roster.members(*id).filter(|(_, own)| wants(own)).count();
+        self.among.keys().any(|id| wanting(id) > 1)
+    }
+
     /// Whether the other way is worth a trial. Not if the sessions have in turns nearly all that they may have at most,
     /// nor if equal slices cannot be enough for one that fills the device.
     fn may_gain(&self, roster: &Roster) -> bool {
         if self.way == Way::Overlap {
             return true;
+        }
+        if self.has_several(roster) {
+            return false;
         }
         let most =
             |id: &SessionId| roster.account(*id).map_or(0, |account| u64::from(account.most_ppm()));
