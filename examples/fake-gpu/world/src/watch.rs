@@ -197,10 +197,10 @@ fn handover(tenant: &Tenant) -> Handover {
 }
 
 /// The most that a session may have used at once: what it may save up, with the daemon and on its own account, and what
-/// runs past the end of a lease in each of its processes, with what was queued behind it and until its report arrives.
+/// runs past the end of a lease in each of its processes, with what was queued behind it.
 fn most_over_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
     let burst = turns::burst_ns(limit_ppm(quota), handover(tenant));
-    let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS + MS;
+    let past = 2 * tenant.program.longest().max(2 * MS) + turns::LONGEST_LEASE_NS;
     2 * burst + u64::from(tenant.processes) * past
 }
 
