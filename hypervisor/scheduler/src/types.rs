@@ -34,8 +34,6 @@ pub enum Way {
 }
 
 impl Way {
-    pub(crate) const BOTH: [Self; 2] = [Self::Turns, Self::Overlap];
-
     /// The other way.
     pub(crate) const fn other(self) -> Self {
         match self {

@@ -233,9 +233,7 @@ impl Choice {
             Phase::Probes => (Phase::Settles, SETTLE_NS),
             Phase::Settles => {
                 self.mark(roster, now);
-                let is_known = |contender: &Contender| contender.rates.iter().all(Option::is_some);
-                let known = self.way == self.chosen && self.among.values().all(is_known);
-                if known {
+                if self.way == self.chosen && self.is_compared() {
                     (Phase::Holds(0), HOLD_NS)
                 } else {
                     (Phase::Measures(0), self.piece_ns(roster))
@@ -251,9 +249,7 @@ impl Choice {
                 if self.holds == LEAST_HOLDS && self.is_unclear(roster) {
                     return self.probes(roster);
                 }
-                let is_known =
-                    |way: Way| self.among.values().all(|it| it.rates[way as usize].is_some());
-                if !Way::BOTH.into_iter().all(is_known) && self.may_gain(roster) {
+                if !self.is_compared() && self.may_gain(roster) {
                     return self.tries(self.way.other(), roster);
                 }
                 self.choose(roster, now)
@@ -288,15 +284,23 @@ impl Choice {
 
     /// Whether a session that would not take turns always has work queued, beside others. Turns show what it is.
     fn is_unclear(&self, roster: &Roster) -> bool {
-        let of = |id: &SessionId| roster.members(*id).map(|(_, own)| own);
-        self.way == Way::Turns && self.among.keys().flat_map(of).any(|own| own.density.is_unclear())
+        self.way == Way::Turns && self.workers(roster).any(|own| own.density.is_unclear())
+    }
+
+    /// The workers of the sessions that contend.
+    fn workers<'a>(&'a self, roster: &'a Roster) -> impl Iterator<Item = &'a Worker> {
+        self.among.keys().flat_map(|&id| roster.members(id)).map(|(_, own)| own)
+    }
+
+    /// Whether both ways were measured for every session.
+    fn is_compared(&self) -> bool {
+        self.among.values().all(|contender| contender.rates.iter().all(Option::is_some))
     }
 
     /// How long a way is measured at a time (ns). Turns of gates on threads are long.
     fn piece_ns(&self, roster: &Roster) -> u64 {
-        let of = |id: &SessionId| roster.members(*id).map(|(_, own)| own);
-        let mut workers = self.among.keys().flat_map(of);
-        let long = self.way == Way::Turns && workers.any(|own| own.handover != Handover::InStream);
+        let on_thread = |own: &Worker| own.handover != Handover::InStream;
+        let long = self.way == Way::Turns && self.workers(roster).any(on_thread);
         PIECE_NS * if long { LONG_MEASURE } else { 1 }
     }
 
@@ -305,8 +309,7 @@ impl Choice {
         self.news = true;
         let (best, reason) = self.best(roster);
         self.reason = reason;
-        let is_compared = |it: &Contender| it.rates.iter().all(Option::is_some);
-        if best == self.chosen && self.among.values().all(is_compared) {
+        if best == self.chosen && self.is_compared() {
             self.rest_longer();
         } else if best != self.chosen {
             (self.chosen, self.since, self.holds) = (best, now, LEAST_HOLDS);
@@ -398,8 +401,7 @@ impl Choice {
         let stays = self.chosen == Way::Overlap;
         let least = if stays { 0 } else { weights * GAIN_PPM as i64 / WHOLE as i64 };
         // Those that leave the device idle do not take turns with each other.
-        let of = |id: &SessionId| roster.members(*id).map(|(_, own)| own);
-        let same = !self.among.keys().flat_map(of).any(|own| own.density.fills());
+        let same = !self.workers(roster).any(|own| own.density.fills());
         (if same || gain > least { Way::Overlap } else { Way::Turns }, Reason::MoreDone)
     }
 
