@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::SessionState;
+use limits::turns::ratio_ppm;
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, GpuId, Policy};
 use protocol::sessions::{
@@ -188,10 +189,7 @@ fn known_compute(device: &api::SessionDevice) -> ComputeReport {
 fn sharing(known: &api::Sharing) -> SharingReport {
     let (turns, at_once) = (known.launches_in_turns, known.launches_at_once);
     let better = turns.max(at_once).unwrap_or(0).max(1);
-    let part = |launches: u64| {
-        let ppm = u128::from(launches) * u128::from(PPM_ONE) / u128::from(better);
-        u32::try_from(ppm).unwrap_or(PPM_ONE)
-    };
+    let part = |launches| u32::try_from(ratio_ppm(launches, better)).unwrap_or(PPM_ONE);
     let both = turns.is_some() && at_once.is_some();
     SharingReport {
         way: match known.way {
