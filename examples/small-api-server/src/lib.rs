@@ -12,6 +12,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
@@ -562,10 +563,12 @@ impl ApiServer {
         Ok(Self { kubeconfig, objects, address, runtime: Some(runtime) })
     }
 
-    /// Ends the server and its connections.
+    /// Ends the server and its connections, and returns when no request is handled any more.
     pub fn leave(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            // On a thread of its own: callers may be asynchronous, and those may not wait for a runtime.
+            let ended = thread::spawn(|| runtime.shutdown_timeout(Duration::from_secs(10)));
+            _ = ended.join();
         }
     }
 

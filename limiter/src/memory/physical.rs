@@ -54,9 +54,7 @@ impl Physical {
         let gone = pieces.handles.insert(handle, (name, 1));
         // Other memory with this number has had its handle released.
         let gone = gone.map_or(Vec::new(), |(name, references)| vec![name; references as usize]);
-        let freed = pieces.let_go(gone);
-        drop(pieces);
-        freed.give_back();
+        pieces.let_go(gone);
     }
 
     /// Records that the program has exported memory or a multicast object; `descriptor`: `None` for other handle types.
@@ -166,8 +164,7 @@ impl Physical {
     /// Releases memory to which no process refers any more, and takes over the charge of memory whose exporter has
     /// ended.
     pub(super) fn sweep(&self) {
-        let freed = self.pieces().sweep();
-        freed.give_back();
+        self.pieces().sweep();
     }
 
     /// See [`Pieces::shown_otherwise`].
@@ -208,9 +205,7 @@ impl Physical {
         if let Some(name) = name {
             let mut pieces = self.pieces();
             if result.is_ok() {
-                let freed = pieces.let_go(vec![name]);
-                drop(pieces);
-                freed.give_back();
+                pieces.let_go(vec![name]);
             } else {
                 pieces.handles.entry(handle).or_insert((name, 0)).1 += 1;
             }
@@ -283,9 +278,7 @@ impl Physical {
         }
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed = pieces.let_go(taken.into_iter().map(|(_, (_, name))| name).collect());
-            drop(pieces);
-            freed.give_back();
+            pieces.let_go(taken.into_iter().map(|(_, (_, name))| name).collect());
         } else {
             pieces.mappings.extend(taken);
         }
@@ -346,10 +339,7 @@ impl Physical {
         let Some((name, bindings)) = taken else { return result };
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed =
-                pieces.let_go(bindings.into_iter().flat_map(|binding| binding.pieces).collect());
-            drop(pieces);
-            freed.give_back();
+            pieces.let_go(bindings.into_iter().flat_map(|binding| binding.pieces).collect());
         } else if let Some(object) = pieces.pieces.get_mut(&name) {
             object.bindings.extend(bindings);
         }
@@ -384,9 +374,7 @@ impl Physical {
             }
             gone.extend(change.fewer);
         }
-        let freed = pieces.let_go(gone);
-        drop(pieces);
-        freed.give_back();
+        pieces.let_go(gone);
         result
     }
 
@@ -397,9 +385,7 @@ impl Physical {
         let Some(tiles) = taken else { return result };
         let mut pieces = self.pieces();
         if result.is_ok() {
-            let freed = pieces.let_go(tiles.into_held().collect());
-            drop(pieces);
-            freed.give_back();
+            pieces.let_go(tiles.into_held().collect());
         } else {
             pieces.sparse.insert(array, tiles);
         }
@@ -459,9 +445,7 @@ impl Physical {
         if !result.is_ok() {
             pieces.holds.insert(handle, hold);
         } else if hold.opens == 1 {
-            let freed = pieces.let_go(vec![hold.name]);
-            drop(pieces);
-            freed.give_back();
+            pieces.let_go(vec![hold.name]);
         }
         result
     }
@@ -474,8 +458,6 @@ impl Physical {
         gone.extend(holds.map(|(_, hold)| hold.name));
         let sparse = pieces.sparse.extract_if(|_, tiles| tiles.context() == context);
         gone.extend(sparse.flat_map(|(_, tiles)| tiles.into_held()));
-        let freed = pieces.let_go(gone);
-        drop(pieces);
-        freed.give_back();
+        pieces.let_go(gone);
     }
 }

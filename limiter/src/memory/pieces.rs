@@ -92,19 +92,6 @@ pub(super) struct Pieces {
     marked: Vec<Name>,
 }
 
-/// Bytes to release, by device.
-#[derive(Default)]
-#[must_use]
-pub(super) struct Freed(Vec<(&'static DeviceMemory, u64)>);
-
-impl Freed {
-    pub(super) fn give_back(self) {
-        for (device, bytes) in self.0 {
-            device.ledger.release(MemoryKind::Data, bytes);
-        }
-    }
-}
-
 impl Pieces {
     pub(super) fn make(&mut self, payer: Payer, bytes: u64) -> Name {
         self.last += 1;
@@ -120,9 +107,9 @@ impl Pieces {
         }
     }
 
-    /// Drops one reference for each entry of `names`, and forgets pieces without references.
-    pub(super) fn let_go(&mut self, mut names: Vec<Name>) -> Freed {
-        let mut freed = Freed::default();
+    /// Drops one reference for each entry of `names`. Forgets pieces without references and releases their charge,
+    /// before another thread can see that they are gone.
+    pub(super) fn let_go(&mut self, mut names: Vec<Name>) {
         while let Some(name) = names.pop() {
             let Some(piece) = self.pieces.get_mut(&name) else { continue };
             piece.holders = piece.holders.saturating_sub(1);
@@ -131,7 +118,7 @@ impl Pieces {
             }
             if let Some(piece) = self.pieces.remove(&name) {
                 if let Payer::This(device) = piece.payer {
-                    freed.0.push((device, piece.bytes));
+                    device.ledger.release(MemoryKind::Data, piece.bytes);
                 }
                 if let Some(mark) = piece.mark {
                     mark.end();
@@ -139,7 +126,6 @@ impl Pieces {
                 names.extend(piece.bindings.into_iter().flat_map(|binding| binding.pieces));
             }
         }
-        freed
     }
 
     /// Marks a piece for export. `mark` gets the piece's bytes and present mark, and marks the exported handle; `None`
@@ -210,7 +196,7 @@ impl Pieces {
     }
 
     /// Drops pieces to which nothing refers any more, and takes over the charge of pieces whose payer has ended.
-    pub(super) fn sweep(&mut self) -> Freed {
+    pub(super) fn sweep(&mut self) {
         let mut gone = Vec::new();
         let mut marked = mem::take(&mut self.marked);
         marked.retain(|name| {
@@ -230,7 +216,7 @@ impl Pieces {
             true
         });
         self.marked = marked;
-        self.let_go(gone)
+        self.let_go(gone);
     }
 
     /// Bytes of a device's memory that this process is charged for but NVML shows elsewhere, and bytes that NVML shows
