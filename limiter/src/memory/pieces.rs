@@ -117,11 +117,11 @@ impl Pieces {
                 continue;
             }
             if let Some(piece) = self.pieces.remove(&name) {
-                if let Payer::This(device) = piece.payer {
-                    device.ledger.release(MemoryKind::Data, piece.bytes);
-                }
                 if let Some(mark) = piece.mark {
                     mark.end();
+                }
+                if let Payer::This(device) = piece.payer {
+                    device.ledger.release(MemoryKind::Data, piece.bytes);
                 }
                 names.extend(piece.bindings.into_iter().flat_map(|binding| binding.pieces));
             }
