@@ -577,16 +577,8 @@ impl ApiServer {
     /// # Errors
     /// The system's.
     pub async fn come_back(&mut self) -> io::Result<()> {
-        let mut tries = 0;
-        self.runtime = loop {
-            match serve(self.address, self.objects.clone()).await {
-                Ok((runtime, _)) => break Some(runtime),
-                // The previous server may still be ending.
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < 100 => tries += 1,
-                Err(error) => return Err(error),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+        let (runtime, _) = serve(self.address, self.objects.clone()).await?;
+        self.runtime = Some(runtime);
         Ok(())
     }
 }
