@@ -186,8 +186,8 @@ class ResultClock:
             self.wait(self.last)
 
 
-def jax():
-    """JAX: a compiled training step with an attention layer and momentum."""
+def jax(devices=1):
+    """JAX: a compiled training step with an attention layer and momentum; the batch is spread over the devices."""
     import os
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -201,7 +201,13 @@ def jax():
         return library.random.normal(next(keys), shape, jnp.float32) / math.sqrt(shape[0])
 
     weights = [(weight(width, 3 * width), weight(width, width), weight(width, 4 * width), weight(4 * width, width)) for _ in range(layers)]
-    x, target = library.random.normal(next(keys), (batch, length, width)), library.random.normal(next(keys), (batch, length, width))
+    x, target = (library.random.normal(next(keys), (batch * devices, length, width)) for _ in range(2))
+    if devices > 1:
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(library.devices()[:devices], ("batch",))
+        x, target = library.device_put((x, target), NamedSharding(mesh, PartitionSpec("batch")))
+        weights = library.device_put(weights, NamedSharding(mesh, PartitionSpec()))
 
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5)
@@ -216,7 +222,7 @@ def jax():
         return jnp.mean((x.astype(jnp.float32) - target) ** 2)
 
     @library.jit
-    def train(weights, speed):
+    def train(weights, speed, x, target):
         slopes = library.grad(loss)(weights, x, target)
         speed = library.tree_util.tree_map(lambda old, slope: 0.9 * old + slope, speed, slopes)
         return library.tree_util.tree_map(lambda one, fast: one - 1e-3 * fast, weights, speed), speed
@@ -224,7 +230,7 @@ def jax():
     held = [weights, library.tree_util.tree_map(jnp.zeros_like, weights)]
 
     def step():
-        held[0], held[1] = train(held[0], held[1])
+        held[0], held[1] = train(held[0], held[1], x, target)
         # The last one is of the same program: it is there when all are.
         return held[0][-1][-1]
 
@@ -370,4 +376,12 @@ def sparse():
     return Work(step)
 
 
-WORKS = {"moe": moe, "unet": unet, "lstm": lstm, "beam": beam, "jax": jax, "cupy": cupy, "vit": vit, "classify": classify, "sparse": sparse}
+def compiled():
+    """A transformer's training step, compiled by torch.compile."""
+    import torch
+    from models import language_training
+
+    return Work(language_training(layers=8, width=768, batch=16, length=256, wrap=torch.compile))
+
+
+WORKS = {"compiled": compiled, "moe": moe, "unet": unet, "lstm": lstm, "beam": beam, "jax": jax, "cupy": cupy, "vit": vit, "classify": classify, "sparse": sparse}

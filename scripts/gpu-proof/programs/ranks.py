@@ -23,8 +23,8 @@ import traceback
 
 from toggled import AHEAD, Commands, Teller, TorchClock
 
-KINDS = ["ddp", "large", "sharded", "tensor", "pipeline", "collectives", "dp", "peer", "threads"]
-IN_ONE_PROCESS = {"dp", "peer", "threads"}
+KINDS = ["ddp", "large", "sharded", "tensor", "pipeline", "collectives", "dp", "jax", "peer", "threads"]
+IN_ONE_PROCESS = {"dp", "jax", "peer", "threads"}
 # Says where the first rank tells the others to go on.
 LINK = "GPU_PROOF_LINK"
 
@@ -237,9 +237,9 @@ def loop(given, made, is_first, link):
             over = commands.said == "end" or time.monotonic() - begun > given.seconds
         if link.is_over(over):
             break
-        made.step()
+        result = made.step()
         steps += 1
-        marks.append((steps, clock.mark(None)))
+        marks.append((steps, clock.mark(result)))
         ended = None
         while marks and clock.is_done(marks[0][1]):
             ended = marks.popleft()

@@ -4,7 +4,7 @@ Of ranks: `ddp`, data-parallel training whose devices wait for their CPUs; `larg
 devices; `sharded`, training of which each rank holds a part of the parameters (FSDP). `tensor`, words through a model of which each rank has a part, with two sums
 over all ranks in each layer. `pipeline`: each rank has some layers, and sends what it found to the next. `collectives`:
 all_to_all, reduce_scatter, all_gather, a sum in a group of some ranks, a ring of sends and receives.
-In one process: `dp`, data-parallel training. `peer`: two halves of a model on two devices, with copies from one to the
+In one process: `dp`, data-parallel training. `jax`: the same by JAX, whose compiler adds the sums. `peer`: two halves of a model on two devices, with copies from one to the
 other. `threads`: a thread for each rank, which calls NCCL itself.
 """
 
@@ -45,7 +45,7 @@ def rank(kind, rank, world, device):
 
 def in_one_process(kind, world):
     """The whole; for `threads` what makes each one's part."""
-    return {"dp": dp, "peer": peer, "threads": threads}[kind](world)
+    return {"dp": dp, "jax": jax, "peer": peer, "threads": threads}[kind](world)
 
 
 def is_finite(value):
@@ -211,6 +211,14 @@ def dp(world):
 
     step = language_training(layers=8, width=1024, batch=16 * world, length=256, wrap=wrap)
     return Part(step, lambda: is_finite(sum(one.double().sum() for one in held[0].parameters())))
+
+
+def jax(world):
+    """The step of the program that Sluice is judged by, with its batch spread over the devices."""
+    import judged
+
+    work = judged.jax(world)
+    return Part(work.step, lambda: bool(work.step().sum().item() < float("inf")), clock=work.clock)
 
 
 def peer(world):

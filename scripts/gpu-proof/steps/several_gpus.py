@@ -48,6 +48,8 @@ WAYS = {"memory": ["--policy", "none"], "100": ["--policy", "fixed", "--compute"
 SHARES = {"slicing": ["--policy", "none"], "fixed": ["--policy", "fixed", "--compute", "50%"], "balance": ["--policy", "balance", "--compute", "50%"]}
 # Until what was saved up is used: twice a period of 0.3 s.
 SETTLE_LIMITED = 1.0
+# Until the daemon has compared turns and overlap.
+SETTLE_COMPARED = 2.5
 NAMES = {"memory": "memory limit only", "100": "100 %", "50": "50 %", "slicing": "sliced", "fixed": "50/50 fixed", "balance": "50/50 balance"}
 SIMULATED = ("ddp", "tensor", "pipeline", "collectives", "threads")
 
@@ -59,7 +61,7 @@ def seconds(settings):
     worlds = max(sum(1 for world in settings.worlds if world <= visible()), 1)
     kinds, pairs = len(settings.kinds), len(settings.pairs)
     stretch = settings.settle + settings.turn + 0.2
-    beside = len(settings.shares) * (SETTLE_LIMITED + settings.together + 0.2)
+    beside = len(settings.shares) * (SETTLE_COMPARED + settings.together + 0.2)
     one = start(4 * kinds) + kinds * settings.turns * ((len(settings.ways) + 1) * stretch + SETTLE_LIMITED)
     two = start(4 * pairs) + pairs * settings.rounds * (2 * stretch + beside)
     overlap = start(4) + settings.rounds * (3 * stretch + 2 * (1.2 + settings.together))
@@ -236,7 +238,8 @@ def beside(proof, rows, case, programs, ways, socket):
                 for program in programs:
                     tell(proof, program, SHARES[way])
                 before, begun = daemon.charged(socket, programs), time.monotonic()
-                rates = steered.slow_rates(proof, programs, SETTLE_LIMITED, settings.together)
+                settle = SETTLE_COMPARED if way == "balance" else SETTLE_LIMITED
+                rates = steered.slow_rates(proof, programs, settle, settings.together)
                 charges[way] = parts(before, daemon.charged(socket, programs), time.monotonic() - begun)
                 for found, rate, base in zip(ratios[way], rates, alone):
                     found.append(rate / base)
