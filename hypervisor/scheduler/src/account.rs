@@ -82,7 +82,7 @@ impl Account {
             untold: Untold::default(),
             held_ns: 0,
             charged: Charged { since_ns: now, ..Charged::default() },
-            order: Order::new(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)),
+            order: Order::new(quota.guaranteed_ppm()),
             not_before: [0; 2],
         }
     }
@@ -111,7 +111,7 @@ impl Account {
     }
 
     pub(crate) fn guaranteed_ppm(&self) -> u32 {
-        self.quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)
+        self.quota.guaranteed_ppm()
     }
 
     /// The largest share that the session gets, however little others want.
@@ -407,20 +407,20 @@ mod tests {
         let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(500_000, 1) };
         let mut account = Account::new(low, 0);
         account.set_round(9 * MS);
-        account.settle(60 * MS, Untold::default());
-        assert_eq!(account.balance_ns(), 1_200_000);
+        account.settle(12 * MS, Untold::default());
+        assert_eq!(account.balance_ns(), 1_200_000, "a tenth, whatever its share");
         assert!(!account.can_pay(Paid::Own, false, 0), "for half a turn");
-        account.settle(100 * MS, Untold::default());
+        account.settle(20 * MS, Untold::default());
         assert!(account.can_pay(Paid::Own, false, 0), "2 ms, a whole one");
-        account.settle(150 * MS, untold(50 * MS));
+        account.settle(30 * MS, untold(10 * MS));
         account.charge(2 * MS, Paid::Spare, true);
-        account.settle(150 * MS, Untold::default());
+        account.settle(30 * MS, Untold::default());
         assert!(!account.can_pay(Paid::Own, false, 0));
-        account.settle(250 * MS, untold(100 * MS));
-        account.charge(90 * MS, Paid::Spare, true);
+        account.settle(50 * MS, untold(20 * MS));
+        account.charge(18 * MS, Paid::Spare, true);
         assert_eq!(account.own.balance_ns, 0, "spare time makes no debt");
-        account.settle(250 * MS, Untold::default());
-        assert_eq!(account.ready_at(Paid::Own), Some(348 * MS));
+        account.settle(50 * MS, Untold::default());
+        assert_eq!(account.ready_at(Paid::Own), Some(68 * MS));
     }
 
     #[test]

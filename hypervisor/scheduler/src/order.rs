@@ -122,11 +122,10 @@ impl Order {
 
     /// Sets the length of its rounds. Returns whether it has changed.
     pub(crate) fn set_round(&mut self, round_ns: u64, priority: Priority) -> bool {
-        // The guarantee of low priority comes once a period, because each turn delays preferred sessions.
         let round_ns = match priority {
             // A turn must not exceed what may be saved up.
             Priority::High => round_ns.min(self.longest_round_ns).min(self.handover.period_ns()),
-            Priority::Low => turns::PERIOD_NS,
+            Priority::Low => turns::low_priority_round_ns(self.share_ppm),
         };
         core::mem::replace(&mut self.round_ns, round_ns) != round_ns
     }

@@ -409,7 +409,7 @@ pub(super) fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
 fn saved_up_ns(ledger: &DeviceLedger, together: bool) -> u64 {
     let handover = if together { Handover::Together } else { Handover::default() };
     let limit = ledger.page().map_or(ComputeLimit::NONE, |page| page.limits().compute);
-    turns::burst_ns(limit.guaranteed_ppm(turns::LOW_PRIORITY_PPM), handover)
+    turns::burst_ns(limit.guaranteed_ppm(), handover)
 }
 
 fn changes(ledger: &DeviceLedger) -> u32 {

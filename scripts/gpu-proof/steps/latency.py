@@ -30,7 +30,7 @@ HALF = ["--compute", "50%", "--policy"]
 POLICIES = {
     "fixed": ([*HALF, "fixed", "--priority", "high"], [*HALF, "fixed", "--priority", "high"]),
     "balance": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "high"]),
-    "high-low": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "low"]),
+    "high-low": ([*HALF, "balance", "--priority", "high"], ["--compute", "2%", "--policy", "balance", "--priority", "low"]),
 }
 OPTIONS = {**POLICIES, "none": (["--policy", "none"], [])}
 # Processes that a way needs, those of the server and of the training, and the policy under which they are.

@@ -5,6 +5,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{MAX_WEIGHT, PPM_ONE, Percent};
+use crate::turns::LOW_PRIORITY_PPM;
 use crate::{Policy, Priority};
 
 /// A session's limit of one device's time.
@@ -94,13 +95,13 @@ impl ComputeLimit {
         }
     }
 
-    /// The guaranteed share. A session of low priority is guaranteed at most `floor_ppm`, in millionths.
+    /// The guaranteed share: at low priority at most [`LOW_PRIORITY_PPM`].
     #[must_use]
-    pub fn guaranteed_ppm(&self, floor_ppm: u32) -> u32 {
+    pub fn guaranteed_ppm(&self) -> u32 {
         let share = self.share_ppm.min(PPM_ONE);
         match self.priority {
             Priority::High => share,
-            Priority::Low => share.min(floor_ppm),
+            Priority::Low => share.min(LOW_PRIORITY_PPM),
         }
     }
 
@@ -181,7 +182,6 @@ mod tests {
         #[test]
         fn the_nearest_limit_is_one(
             share_ppm in any::<u32>(), soft_ppm in any::<Option<u32>>(), weight in any::<u32>(),
-            floor in any::<u32>(),
         ) {
             let any = ComputeLimit { soft_ppm, ..ComputeLimit::balance(share_ppm, weight) };
             let near = any.in_range();
@@ -191,8 +191,8 @@ mod tests {
                 prop_assert_eq!(near, any);
             }
             // Bounds that the arithmetic of shares relies on, also for unchecked values.
-            prop_assert!(any.guaranteed_ppm(floor) <= PPM_ONE);
-            let least = any.guaranteed_ppm(floor);
+            let least = any.guaranteed_ppm();
+            prop_assert!(least <= PPM_ONE);
             let bounds = least..=PPM_ONE;
             prop_assert!(any.ceiling_ppm().is_none_or(|most| bounds.contains(&most)));
         }

@@ -21,7 +21,9 @@ pub const SHORTEST_TURN_NS: u64 = MS;
 /// Also the length of a turn of idle time.
 pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
 /// Highest guaranteed share of a session of low priority, in millionths.
-pub const LOW_PRIORITY_PPM: u32 = 20_000;
+pub const LOW_PRIORITY_PPM: u32 = 100_000;
+/// Its turns of guaranteed time: short, because each delays sessions of high priority.
+const LOW_PRIORITY_TURN_NS: u64 = 2 * MS;
 /// Shortest and longest round per session that takes turns, with gates in streams.
 const SHORTEST_ROUND_NS: u64 = 4_300_000;
 const LONGEST_ROUND_NS: u64 = 10 * MS;
@@ -132,6 +134,12 @@ pub fn burst_ns(share_ppm: u32, handover: Handover) -> u64 {
         Handover::Together => 2 * handover.period_ns(),
     };
     bucket::earned(saved_ns, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
+}
+
+/// The round of a session of low priority with this guaranteed share.
+pub fn low_priority_round_ns(share_ppm: u32) -> u64 {
+    let whole = u64::from(PPM_ONE);
+    (LOW_PRIORITY_TURN_NS * whole / u64::from(share_ppm.max(1))).min(PERIOD_NS)
 }
 
 /// Length of a turn: the share of a round.

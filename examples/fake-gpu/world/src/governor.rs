@@ -518,7 +518,7 @@ fn is_closed(closed: Option<LeaseId>, lease: Lease) -> bool {
 /// The most that the daemon saves up for a session (ns).
 fn burst_ns(in_stream: bool, quota: limits::ComputeLimit) -> u64 {
     let handover = if in_stream { turns::Handover::InStream } else { turns::Handover::OnThread };
-    turns::burst_ns(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM), handover)
+    turns::burst_ns(quota.guaranteed_ppm(), handover)
 }
 
 /// A report, falsified as the session's `words` say.

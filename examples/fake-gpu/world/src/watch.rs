@@ -136,7 +136,7 @@ impl Watch {
             }
             let most = limit_ppm(&quota);
             got.over = (got.over - passed * i128::from(most.saturating_add(off))).max(0);
-            let least = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
+            let least = quota.guaranteed_ppm();
             let due = (least - least / 20).saturating_sub(off);
             got.behind = (got.behind + passed * i128::from(due)).max(0);
             if now < got.excused_until {
@@ -216,14 +216,14 @@ fn beside_long(tenants: &[Tenant], number: usize, device: u32) -> bool {
 /// How far a session may be behind its guarantee for a while: what it may save up, a few turns, and what it costs to
 /// try whether more gets done if all hold leases at once.
 fn most_behind_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
-    let share = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
+    let share = quota.guaranteed_ppm();
     turns::burst_ns(share, handover(tenant)) + 2 * tenant.program.longest() + 300 * MS
 }
 
 /// The longest time that a session may wait: until a small share has earned the cost of one launch, and the turns of
 /// the others.
 fn longest_wait_ns(tenant: &Tenant, quota: &ComputeLimit) -> u64 {
-    let share = u64::from(quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM)).max(1);
+    let share = u64::from(quota.guaranteed_ppm()).max(1);
     let turn = 8 * MS + 4 * tenant.program.longest() * u64::from(tenant.processes);
     5 * SECOND + turn * 1_000_000 / share
 }

@@ -242,8 +242,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", value_parser = parse_weight, allow_hyphen_values = true)]
     pub weight: Option<u32>,
 
-    /// Priority: low = uses the time that high-priority sessions leave, plus up to 2 % so that it never
-    /// starves [default: high]
+    /// Priority: low = uses the time that high-priority sessions leave, plus its share up to 10 % so that it
+    /// never starves [default: high]
     #[arg(long, value_name = "PRIORITY", value_parser = priorities())]
     pub priority: Option<Priority>,
 }

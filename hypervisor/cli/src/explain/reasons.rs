@@ -1,6 +1,5 @@
 //! Why a session waits or was refused, from the figures alone.
 
-use limits::turns::LOW_PRIORITY_PPM;
 use limits::units::{PPM_ONE, PPM_PER_PERCENT};
 use limits::{Policy, Priority};
 use protocol::reports::{ExplainedDevice, ExplainedProcess, Explanation, ReasonWord};
@@ -158,7 +157,7 @@ fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
         });
     }
     if compute.priority == Priority::Low && others > 0 {
-        let guaranteed = compute_limit(compute).guaranteed_ppm(LOW_PRIORITY_PPM);
+        let guaranteed = compute_limit(compute).guaranteed_ppm();
         return Some(Explanation {
             code: ReasonWord::Others,
             text: format!(
@@ -350,7 +349,7 @@ mod tests {
         (low.waiting, low.others_asking, low.compute.priority) = (1, Some(1), Priority::Low);
         let (code, text) = of(low, true, false).remove(0);
         assert_eq!(code, ReasonWord::Others);
-        assert!(text.contains("low priority") && text.contains("2.0 %"), "{text}");
+        assert!(text.contains("low priority") && text.contains("10.0 %"), "{text}");
         assert!(text.ends_with("-> sluice limit train --priority high"), "{text}");
     }
 }

@@ -127,10 +127,11 @@ fn a_decode_loop_keeps_its_pace_beside_a_dense_one() {
 /// A greedy session of high priority leaves a low one its floor.
 #[test]
 fn a_low_one_has_its_floor_beside_a_greedy_high_one() {
-    let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(300_000, 9) };
-    let (_, rates) = run(&[balance(300_000, 1), Tenant::new(low, 1_000_000)]);
-    assert!(near(rates[1], 20_000, 1), "{rates:?}");
-    assert!(rates[0] >= 950_000, "{rates:?}");
+    for (share, floor) in [(300_000, 100_000), (20_000, 20_000)] {
+        let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(share, 9) };
+        let (_, rates) = run(&[balance(300_000, 1), Tenant::new(low, 1_000_000)]);
+        assert!(near(rates[1], floor, 1) && rates[0] >= 970_000 - floor, "{share}: {rates:?}");
+    }
 }
 
 /// The device is handed over as soon as a turn is done, to whoever asks then: turns have to be as long as weights say.

@@ -64,9 +64,10 @@ fn low_priority_gets_its_floor_and_what_high_leaves() {
         Tenant::new(ComputeLimit { priority: Priority::Low, ..quota }, 1_000_000)
     };
     let greedy = balance(300_000, 1);
-    let (_, rates) = run(&[greedy, low(ComputeLimit::balance(300_000, 9))], 60 * SECOND);
-    assert!(near(rates[1], 20_000, 1), "{rates:?}");
-    assert!(rates[0] > 960_000, "{rates:?}");
+    for (share, floor) in [(300_000, 100_000), (100_000, 100_000), (20_000, 20_000)] {
+        let (_, rates) = run(&[greedy, low(ComputeLimit::balance(share, 9))], 60 * SECOND);
+        assert!(near(rates[1], floor, 1) && rates[0] > 980_000 - floor, "{share}: {rates:?}");
+    }
     let (_, rates) = run(&[low(ComputeLimit::fixed(300_000))], 60 * SECOND);
     assert!(near(rates[0], 300_000, 1), "{rates:?}");
     let (_, rates) =
