@@ -2,8 +2,8 @@
 //! are sampled ([`super::lane`]).
 //!
 //! The stream is held meanwhile ([`super::hold`]), so that the device executes the three without gaps. The time between
-//! the events is the work's own time plus the device's cost for events and launches; a pair of events without work
-//! measures that cost. Some samples cannot hold the stream: calls that wait for their work, and devices that cannot
+//! the events is the work's own time, the microsecond that a device needs to begin it, and the cost of the events, which
+//! a pair without work measures. Some samples cannot hold the stream: calls that wait for their work, and devices that cannot
 //! wait for a word in memory. There a stream with work still queued serves as well. On an idle stream the sample also
 //! includes the time until the work was handed to the driver.
 
@@ -21,10 +21,6 @@ const PAIRS: usize = 4;
 const SLOWEST_LAUNCH_NS: u64 = 10_000;
 /// The most that a pair of events can cost; a larger value is a failed measurement.
 const DEAREST_PAIR_NS: u64 = 4_000;
-/// What a launch costs the device between two events, compared with the vendor's profiler: 0.8 to 1.8 us, both on
-/// devices where an empty pair costs 1.2 us and on others of the same model where it costs 2.9 us. Where pairs cost
-/// next to nothing, launches do too.
-const LAUNCH_NS: u64 = 1_250;
 /// Assumed upper bound for what a wait that delays nothing costs the device between two events.
 const DEAREST_IDLE_WAIT_NS: u64 = 1_000;
 /// An empty pair is measured once per this many samples.
@@ -37,22 +33,16 @@ pub(super) struct Sampler {
     empty: Empties,
 }
 
-/// Costs of an empty pair by condition: beside other sessions everything costs a little more, and on an idle stream
-/// that is not held the pair includes the host's time between the two events.
+/// Costs of an empty pair alone and beside other sessions, where everything costs a little more.
 #[derive(Default)]
 struct Empties {
     alone: Empty,
     shared: Empty,
-    loose: Empty,
 }
 
 impl Empties {
-    fn of(&mut self, loose: bool, alone: bool) -> &mut Empty {
-        match (loose, alone) {
-            (true, _) => &mut self.loose,
-            (false, true) => &mut self.alone,
-            (false, false) => &mut self.shared,
-        }
+    fn of(&mut self, alone: bool) -> &mut Empty {
+        if alone { &mut self.alone } else { &mut self.shared }
     }
 }
 
@@ -102,22 +92,7 @@ struct Use {
     guess: Option<Guess>,
     /// How long the launch took on the host, if the stream was idle and not held.
     idle_ns: Option<u64>,
-    /// Whether the work was a transfer, not a launch.
-    transfer: bool,
     alone: bool,
-}
-
-impl Use {
-    /// The part of the measured time that is not the work's own, if an empty pair costs `empty_ns`. Between two events
-    /// a launch costs [`LAUNCH_NS`] in addition, and the first event of an idle stream that much less.
-    fn not_its_own(&self, empty_ns: u64) -> u64 {
-        let launch_ns = (empty_ns / 8 * 7).min(LAUNCH_NS);
-        match self.idle_ns {
-            Some(handed_over_ns) => handed_over_ns + launch_ns,
-            None if self.transfer => empty_ns,
-            None => empty_ns + launch_ns,
-        }
-    }
 }
 
 /// Where a sample is taken.
@@ -167,13 +142,12 @@ impl Sampler {
             let pair = within(context, || self.free_pair())??;
             let held = if transfer { None } else { hold.hold(stream, context, gate) };
             let idle = held.is_none() && driver_calls::stream_query(stream).is_ok();
-            let empty = self.empty.of(idle, alone);
-            empty.used += 1;
-            if empty.count == 0 || empty.used > EMPTY_EVERY {
+            let empty = self.empty.of(alone);
+            empty.used += u32::from(!idle);
+            if !idle && (empty.count == 0 || empty.used > EMPTY_EVERY) {
                 empty.used = 0;
-                let idle_ns = idle.then_some(0);
                 let what = Between::Nothing;
-                let use_ = Use { what, guess: None, idle_ns, transfer, alone };
+                let use_ = Use { what, guess: None, idle_ns: None, alone };
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
@@ -208,7 +182,7 @@ impl Sampler {
                 && held.is_none_or(|held| held.is_intact())
             {
                 let what = Between::Work(estimate);
-                pair.use_ = Some(Use { what, guess, idle_ns, transfer, alone });
+                pair.use_ = Some(Use { what, guess, idle_ns, alone });
             }
         });
     }
@@ -237,8 +211,7 @@ impl Sampler {
         let Some(pair) = self.pairs.get_mut(pair) else { return };
         if driver_calls::event_record(pair.end, stream).is_ok() {
             let what = Between::Wait(waits, waits.stand_for());
-            pair.use_ =
-                Some(Use { what, guess: None, idle_ns: None, transfer: false, alone: true });
+            pair.use_ = Some(Use { what, guess: None, idle_ns: None, alone: true });
         }
     }
 
@@ -297,7 +270,7 @@ impl Sampler {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
             let elapsed =
                 if ms.is_finite() && ms >= 0.0 { (f64::from(ms) * 1e6) as u64 } else { 0 };
-            let empty = self.empty.of(use_.idle_ns.is_some(), use_.alone);
+            let empty = self.empty.of(use_.alone);
             let estimate = match use_.what {
                 Between::Work(estimate) => estimate,
                 Between::Nothing => {
@@ -310,7 +283,7 @@ impl Sampler {
                     continue;
                 }
             };
-            let extra = empty.ns().map_or(0, |empty_ns| use_.not_its_own(empty_ns));
+            let extra = use_.idle_ns.or(empty.ns()).unwrap_or(0);
             tracing::trace!(
                 "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
                 use_.idle_ns.is_some()

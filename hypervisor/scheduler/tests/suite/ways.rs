@@ -63,6 +63,20 @@ fn what_a_program_does_now_counts() {
     assert_eq!(chosen(&mut simulation).way, Way::Turns);
 }
 
+/// After each pause it is the same.
+#[test]
+fn nothing_is_learned_from_a_pause() {
+    let (busy, pause) = (5 * SECOND, 9 * SECOND);
+    let gaps = Tenant::new(ComputeLimit::balance(500_000, 1), 650_000);
+    let gaps = Tenant { phases: (busy, pause), ..gaps };
+    let mut simulation = after(&[gaps, gaps], 0);
+    for _ in 0..4 {
+        let phase = simulation.now % (busy + pause);
+        simulation.run_for(busy + pause - phase + busy - SECOND / 2);
+        assert_eq!(chosen(&mut simulation).way, Way::Overlap);
+    }
+}
+
 #[test]
 fn who_is_alone_or_wants_little_is_not_part_of_it() {
     let little = Tenant::new(ComputeLimit::balance(500_000, 1), 100_000);
