@@ -4,8 +4,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{MAX_WEIGHT, PPM_ONE, Percent};
 use crate::turns::LOW_PRIORITY_PPM;
+use crate::units::{MAX_WEIGHT, PPM_ONE, Percent};
 use crate::{Policy, Priority};
 
 /// A session's limit of one device's time.
