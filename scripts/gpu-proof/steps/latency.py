@@ -221,14 +221,14 @@ class Front:
         if "--rate" in FRONTS[self.name]:
             if way == "high-low" and self.step_ms:
                 least = 0.9 * (1 - self.alone["rate"] * self.step_ms / 1000)
-                return row["p99"] <= 1.15 * self.alone["p99"] and training >= least, f"p99 1.15 x alone, training {least:.2f}"
+                return row["p99"] <= 1.1 * self.alone["p99"] and training >= least, f"p99 1.1 x alone, training {least:.2f}"
             sliced = self.row("slicing")
             if way == "balance" and sliced:
-                return row["p99"] <= 0.7 * sliced["p99"] and training >= 0.85, "p99 0.7 x slicing, training 0.85"
+                return row["p99"] <= 0.5 * sliced["p99"] and training >= 0.85, "p99 0.5 x slicing, training 0.85"
         elif way == "balance":
             return row["p99"] <= 6 and own >= 0.48 and training >= 0.48, "p99 6 ms, each 0.48"
         elif way == "high-low":
-            return row["p99"] <= 2 and own >= 0.95, "p99 2 ms, 0.95 of alone"
+            return row["p99"] <= 2 and own >= 0.97, "p99 2 ms, 0.97 of alone"
         return None, "reported"
 
 
