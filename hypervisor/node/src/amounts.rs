@@ -12,6 +12,9 @@ use crate::pool::{Gpu, Pool};
 
 /// One core (1 % of a GPU's time) in millionths.
 const CORE_PPM: u32 = 10_000;
+/// What a container of low priority without cores is guaranteed: enough to get on, and so little that others, whose cores
+/// may add up to the whole GPU, have theirs within two points.
+const LOW_WITHOUT_CORES_PPM: u32 = 2 * CORE_PPM;
 const MIB: u64 = 1 << 20;
 
 /// A request that no GPU can satisfy.
@@ -132,7 +135,8 @@ fn compute(cores: u64, wish: &Wish) -> ComputeLimit {
     let limit = match wish.policy() {
         Policy::None => return ComputeLimit::NONE,
         // Low priority yields to others, so the container needs leases even without a limit.
-        _ if (cores == 0 || is_whole) && is_low => ComputeLimit::fixed(PPM_ONE),
+        _ if cores == 0 && is_low => ComputeLimit::balance(LOW_WITHOUT_CORES_PPM, 1),
+        _ if is_whole && is_low => ComputeLimit::fixed(PPM_ONE),
         _ if cores == 0 || is_whole => ComputeLimit::NONE,
         Policy::Fixed => ComputeLimit::fixed(cores * CORE_PPM),
         Policy::Balance => ComputeLimit::balance(cores * CORE_PPM, cores),
@@ -227,7 +231,7 @@ mod tests {
         let low = |limit| ComputeLimit { priority: Priority::Low, ..limit };
         assert_eq!(of(10, Policy::Fixed), low(ComputeLimit::fixed(100_000)));
         assert_eq!(of(10, Policy::Balance), low(ComputeLimit::balance(100_000, 10)));
-        assert_eq!(of(0, Policy::Fixed), low(ComputeLimit::fixed(PPM_ONE)));
+        assert_eq!(of(0, Policy::Fixed), low(ComputeLimit::balance(20_000, 1)));
         assert_eq!(of(100, Policy::Balance), low(ComputeLimit::fixed(PPM_ONE)));
         assert_eq!(of(10, Policy::None), ComputeLimit::NONE);
     }

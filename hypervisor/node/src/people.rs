@@ -177,8 +177,8 @@ impl People {
         let pool = Arc::clone(&self.pool.borrow());
         let (policy, factor) = (self.cluster.policy(), pool.memory_factor());
         let wish = words::wish(pod, &held.holder.container, &self.dialects, policy, factor)?;
-        let Wish::Said { need, policy, .. } = &wish else { return Ok(None) };
-        let (dialect, policy) = (need.dialect, *policy);
+        let Wish::Said { need, .. } = &wish else { return Ok(None) };
+        let dialect = need.dialect;
         let find = |id: &GpuId| {
             let found: Option<&Gpu> = pool.gpus().iter().find(|gpu| gpu.id == *id);
             found.ok_or(NotChanged::NoGpu(*id))
@@ -209,8 +209,7 @@ impl People {
         let promised = promised.collect();
         let is_init = starting::is_init(pod, &holder.container);
         let uid = pod.metadata.uid.clone();
-        let decision =
-            Decision { holder, pod: uid, parts, promised, is_init, claim: None, policy, daemon };
+        let decision = Decision { holder, pod: uid, parts, promised, is_init, claim: None, daemon };
         // Written even if the promise is unchanged: an earlier run may have ended before it wrote the pages.
         let took = self.allocations.change(&held.key, &decision)?;
         let is_new = !said.is_empty();

@@ -164,12 +164,10 @@ impl Resolver {
         Self::check_place(holder, &wish, &waiting.gpus)?;
         let parts = self.parts(holder, &wish, &waiting.gpus)?;
         let promised = self.promised(owner, (&parts, waiting), containers);
-        let policy = wish.policy();
         let (holder, daemon) = (holder.clone(), self.daemon.to_path_buf());
         let (uid, is_init) =
             (pod.as_ref().and_then(|pod| pod.metadata.uid.clone()), listed.is_none());
-        let decision =
-            Decision { holder, pod: uid, parts, promised, is_init, claim: None, policy, daemon };
+        let decision = Decision { holder, pod: uid, parts, promised, is_init, claim: None, daemon };
         match self.allocations.decide(&waiting.key, &decision, containers, asked)? {
             true => {
                 if let (Some(pod), true) = (pod, waiting.starts) {

@@ -24,8 +24,6 @@ pub(crate) struct Decision {
     pub(crate) is_init: bool,
     /// The ResourceClaim, if one claim stands for all of its containers.
     pub(crate) claim: Option<String>,
-    /// How a share of compute is enforced.
-    pub(crate) policy: Policy,
     /// Path of the daemon's socket inside the container.
     pub(crate) daemon: PathBuf,
 }
@@ -53,10 +51,10 @@ impl Decision {
         holder: Holder,
         pod: Option<String>,
         parts: Vec<Part>,
-        (policy, daemon): (Policy, PathBuf),
+        daemon: PathBuf,
     ) -> Self {
         let promised = parts.iter().map(|part| (part.gpu, part.share)).collect();
-        Self { holder, pod, parts, promised, is_init: false, claim: None, policy, daemon }
+        Self { holder, pod, parts, promised, is_init: false, claim: None, daemon }
     }
 
     /// The container's share of each GPU.
@@ -74,7 +72,7 @@ impl Decision {
     }
 
     pub(super) fn settings(&self) -> OwnerSettings {
-        let Self { holder, parts, claim, policy, daemon, .. } = self;
+        let Self { holder, parts, claim, daemon, .. } = self;
         let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
             let pairs =
                 parts.iter().filter_map(|part| Some((part.gpu.to_string(), value(&part.limits)?)));
@@ -87,7 +85,8 @@ impl Decision {
             limits.compute.is_limit().then(|| percent(limits.compute.share_ppm).into())
         });
         let real = by_device(&|limits| Some(limits.memory?.real?.into()));
-        let balance = (*policy == Policy::Balance && share.is_some()).then(|| "balance".to_owned());
+        let is_balance = |part: &Part| part.limits.compute.policy == Policy::Balance;
+        let balance = parts.iter().any(is_balance).then(|| "balance".to_owned());
         let is_low = |part: &Part| part.limits.compute.priority == Priority::Low;
         let low = parts.iter().any(is_low).then(|| Priority::Low.name().to_owned());
         let limits = [

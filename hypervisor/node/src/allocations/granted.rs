@@ -143,7 +143,6 @@ impl Allocations {
 mod tests {
     use super::*;
     use crate::identity::Containers;
-    use limits::Policy;
 
     #[test]
     fn what_no_process_sees_any_more_is_given_back_and_what_was_just_granted_stays() {
@@ -151,8 +150,7 @@ mod tests {
         let (allocations, _lock) = Allocations::take(folder.path(), folder.path()).unwrap();
         let own = || "x".to_owned();
         let holder = Holder { namespace: own(), pod: own(), container: own() };
-        let (policy, daemon) = (Policy::Fixed, "/run/x.sock".into());
-        let decision = Decision::in_full(holder, None, Vec::new(), (policy, daemon));
+        let decision = Decision::in_full(holder, None, Vec::new(), "/run/x.sock".into());
         let grant = |by, owner| allocations.grant(by, (owner, ""), &decision).unwrap();
         let (used, unused) = (grant(Grantor::NvidiaClaim, "1"), grant(Grantor::NvidiaClaim, "2"));
         grant(Grantor::Claim, "1");

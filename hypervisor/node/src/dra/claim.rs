@@ -115,7 +115,6 @@ pub(crate) struct Planned {
     pub(crate) pod: Option<String>,
     /// One part per GPU.
     pub(crate) parts: Vec<Part>,
-    pub(crate) policy: Policy,
     /// The claim's devices of this driver, each with its GPU.
     pub(crate) devices: Vec<(Allocated, GpuId)>,
 }
@@ -205,7 +204,7 @@ pub(crate) fn plan(
     let Metadata { name, namespace, .. } = metadata;
     let holder =
         Holder { namespace, pod: pod.unwrap_or_else(|| "claim".to_owned()), container: name };
-    Ok(Planned { holder, pod: pod_uid, parts, policy, devices })
+    Ok(Planned { holder, pod: pod_uid, parts, devices })
 }
 
 fn configured(all: &Devices, device: &Allocated) -> Result<GpuConfig, ClaimError> {

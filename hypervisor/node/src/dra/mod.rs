@@ -123,11 +123,11 @@ impl Driver {
         let granted = self.allocations.granted(Grantor::Claim);
         let again = granted.iter().any(|(owner, _)| owner == uid);
         let planned = claim::plan(claim, uid, (self.cluster.name(), &pool), again)?;
-        let Planned { holder, pod, parts, policy, devices } = planned;
+        let Planned { holder, pod, parts, devices } = planned;
         let edits = self.files_of(&devices)?;
         let daemon = self.injection.daemon_inside();
         let claim = Some(holder.container.clone());
-        let decision = Decision::in_full(holder, pod, parts, (policy, daemon));
+        let decision = Decision::in_full(holder, pod, parts, daemon);
         let decision = Decision { claim, ..decision };
         let key = self.allocations.grant(Grantor::Claim, (uid, ""), &decision)?;
         let (folder, session) = (self.allocations.of(&key), self.allocations.session_of(&key));

@@ -326,8 +326,7 @@ impl Plugin {
             Grant::Before(key) => return self.mounts(key),
         };
         let (uid, daemon) = (Some(pod.uid.clone()), self.injection.daemon_inside());
-        let how = (limits::Policy::Fixed, daemon);
-        let decision = Decision::in_full(holder(pod, container), uid, parts.clone(), how);
+        let decision = Decision::in_full(holder(pod, container), uid, parts.clone(), daemon);
         let decision = Decision { claim, ..decision };
         let key = self.allocations.grant(by, owner, &decision)?;
         tracing::info!(container = %decision.holder, key = key.as_str(), "its limits are written");
