@@ -12,8 +12,8 @@ use crate::pool::{Gpu, Pool};
 
 /// One core (1 % of a GPU's time) in millionths.
 const CORE_PPM: u32 = 10_000;
-/// What a container of low priority without cores is guaranteed: enough to get on, and so little that others, whose cores
-/// may add up to the whole GPU, have theirs within two points.
+/// The guarantee of a low-priority container without cores. It is small because the cores of the other containers may
+/// add up to the whole GPU.
 const LOW_WITHOUT_CORES_PPM: u32 = 2 * CORE_PPM;
 const MIB: u64 = 1 << 20;
 

@@ -183,9 +183,12 @@ impl Choice {
             let paused_ns = now.saturating_sub(self.look_at);
             if paused_ns >= WANTS_OVER_NS {
                 self.phase = None;
+                for (_, session) in roster.sessions_mut() {
+                    session.wants.add(0, paused_ns, WANTS_OVER_NS);
+                }
             }
             self.look_at = now.saturating_add(LOOK_NS);
-            let among = contenders(roster, &self.among, self.phase.is_some(), paused_ns);
+            let among = contenders(roster, &self.among, self.phase.is_some());
             if among.is_empty() {
                 self.phase = None;
                 return impose(roster, &self.among, None);
@@ -471,12 +474,11 @@ fn wants(worker: &Worker) -> bool {
 }
 
 /// The sessions that want the device most of the time and could hold it at once, if there are several. Who did
-/// `contend` goes on to do so until it wants the device for much less. For `paused_ns` at most one of them wanted it.
+/// `contend` goes on to do so until it wants the device for much less.
 fn contenders(
     roster: &mut Roster,
     before: &BTreeMap<SessionId, Contender>,
     contend: bool,
-    paused_ns: u64,
 ) -> Vec<SessionId> {
     let (mut among, mut filled_ppm) = (Vec::new(), 0);
     let of = |which: &dyn Fn(&Worker) -> bool| -> FxHashSet<SessionId> {
@@ -489,9 +491,6 @@ fn contenders(
     }
     for (id, session) in roster.sessions_mut() {
         let wants_ppm = if wanting.contains(&id) { WHOLE } else { 0 };
-        if paused_ns >= WANTS_OVER_NS {
-            session.wants.add(0, paused_ns, WANTS_OVER_NS);
-        }
         session.wants.add(wants_ppm, LOOK_NS, WANTS_OVER_NS);
         let least_ppm =
             if contend && before.contains_key(&id) { CONTENDS_PPM / 2 } else { CONTENDS_PPM };

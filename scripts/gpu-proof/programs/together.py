@@ -4,8 +4,8 @@ Of ranks: `ddp`, data-parallel training whose devices wait for their CPUs; `larg
 devices; `sharded`, training of which each rank holds a part of the parameters (FSDP). `tensor`, words through a model of which each rank has a part, with two sums
 over all ranks in each layer. `pipeline`: each rank has some layers, and sends what it found to the next. `collectives`:
 all_to_all, reduce_scatter, all_gather, a sum in a group of some ranks, a ring of sends and receives.
-In one process: `dp`, data-parallel training. `jax`: the same by JAX, whose compiler adds the sums. `peer`: two halves of a model on two devices, with copies from one to the
-other. `threads`: a thread for each rank, which calls NCCL itself.
+In one process: `dp`, data-parallel training. `jax`: the same by JAX, whose compiler adds the sums. `peer`: two halves of
+a model on two devices, with copies from one to the other. `threads`: a thread for each rank, which calls NCCL itself.
 """
 
 import ctypes

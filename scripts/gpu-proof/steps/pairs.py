@@ -2,8 +2,9 @@
 
 Ways: sliced by the hardware, without limits; clients of one MPS server; and with equal shares under Sluice: in turns, at
 once, in the way that the daemon chooses (all three with policy `balance`), and with policy `fixed`. For each group of
-programs, named with `+`, all processes start at once and pause; then each program is measured alone and each way once a round, every other round from the last to
-the first. A part is a program's speed in relation to the plain process alone in the same round.
+programs, named with `+`, all processes start at once and pause; then each program is measured alone and each way once a
+round, every other round from the last to the first. A part is a program's speed in relation to the plain process alone in
+the same round.
 
 Writes pairs.md beside the proof's other results.
 """
