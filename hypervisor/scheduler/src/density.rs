@@ -161,6 +161,11 @@ impl Density {
         }
     }
 
+    /// What it does beside others, if that is set.
+    pub(crate) fn sharing(&self) -> Option<Sharing> {
+        self.imposed.sharing
+    }
+
     /// Whether the worker holds leases at once with others that want the device as much.
     pub(crate) fn is_chosen_to_overlap(&self) -> bool {
         self.imposed.sharing == Some(Sharing::Overlap) && !self.is_dense()

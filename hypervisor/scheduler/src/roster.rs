@@ -28,6 +28,8 @@ pub(crate) struct Session {
     pub(crate) owner: Option<u64>,
     /// Whether its leases are granted together with those on other devices.
     pub(crate) together: bool,
+    /// Whether the ways to share are compared here, for all of these devices.
+    pub(crate) is_reference: bool,
     /// The part of the recent time for which it wanted the device.
     pub(crate) wants: Mean,
     /// Number of its launches that are completed.
@@ -228,6 +230,12 @@ impl Roster {
         self.of(worker).is_some_and(|(_, session)| session.together)
     }
 
+    /// The workers of the session that have used the device: each process of a session is known on all of its devices.
+    pub(crate) fn users(&self, session: SessionId) -> impl Iterator<Item = &Worker> + Clone {
+        let members = self.members(session).map(|(_, worker)| worker);
+        members.filter(|own| own.held.is_some() || own.charged_ns > 0)
+    }
+
     /// Whether the session wants the device, or did so just now.
     pub(crate) fn is_active(&self, session: SessionId, now: u64) -> bool {
         self.members(session).any(|(_, worker)| worker.is_active_within(turns::PERIOD_NS, now))
@@ -269,6 +277,7 @@ impl Roster {
             may_pay_sooner: [false; 2],
             owner: None,
             together: false,
+            is_reference: false,
             wants: Mean { ppm: 0, weight_ns: WANTS_OVER_NS },
             launches: 0,
             frozen: false,

@@ -190,8 +190,11 @@ impl Choice {
             self.look_at = now.saturating_add(LOOK_NS);
             let among = contenders(roster, &self.among, self.phase.is_some());
             if among.is_empty() {
-                self.phase = None;
-                return impose(roster, &self.among, None);
+                // Otherwise another device's choice may hold here: that of a gang's reference.
+                if self.phase.take().is_some() {
+                    impose(roster, &self.among, None);
+                }
+                return;
             }
             if self.phase.is_none() || !among.iter().eq(self.among.keys()) {
                 self.begin(among, roster, now);
@@ -305,10 +308,16 @@ impl Choice {
         self.among.values().all(|contender| contender.rates.iter().all(Option::is_some))
     }
 
-    /// How long a way is measured at a time (ns). Turns of gates on threads are long.
+    /// Whether those that contend hold several devices each.
+    fn is_of_gangs(&self, roster: &Roster) -> bool {
+        self.among.keys().any(|&id| roster.session(id).is_some_and(|session| session.together))
+    }
+
+    /// How long a way is measured at a time (ns). Turns of gates on threads are long, and so are steps and turns of gangs.
     fn piece_ns(&self, roster: &Roster) -> u64 {
         let on_thread = |own: &Worker| own.handover != Handover::InStream;
-        let long = self.way == Way::Turns && self.workers(roster).any(on_thread);
+        let long = self.way == Way::Turns && self.workers(roster).any(on_thread)
+            || self.is_of_gangs(roster);
         PIECE_NS * if long { LONG_MEASURE } else { 1 }
     }
 
@@ -374,8 +383,8 @@ impl Choice {
             return false;
         }
         let use_of = |id: &SessionId| {
-            let members = roster.members(*id).map(|(_, own)| own.density.assumed_ppm());
-            members.sum::<u64>().min(WHOLE)
+            let users = roster.users(*id).map(|own| own.density.assumed_ppm());
+            users.sum::<u64>().min(WHOLE)
         };
         let all: u64 = self.among.keys().map(use_of).sum();
         let slice_ppm = WHOLE / self.among.len() as u64;
@@ -408,8 +417,10 @@ impl Choice {
         }
         let stays = self.chosen == Way::Overlap;
         let least = if stays { 0 } else { weights * GAIN_PPM as i64 / WHOLE as i64 };
-        // Those that leave the device idle do not take turns with each other.
-        let same = !self.workers(roster).any(|own| own.density.fills());
+        // Those that leave the device idle do not take turns with each other, unless what each does on one device waits
+        // for another.
+        let same =
+            !self.is_of_gangs(roster) && !self.workers(roster).any(|own| own.density.fills());
         (if same || gain > least { Way::Overlap } else { Way::Turns }, Reason::MoreDone)
     }
 
@@ -480,7 +491,8 @@ fn contenders(
     before: &BTreeMap<SessionId, Contender>,
     contend: bool,
 ) -> Vec<SessionId> {
-    let (mut among, mut filled_ppm) = (Vec::new(), 0);
+    // Gangs disturb each other however little they use.
+    let (mut among, mut filled_ppm, mut is_filled) = (Vec::new(), 0, false);
     let of = |which: &dyn Fn(&Worker) -> bool| -> FxHashSet<SessionId> {
         roster.workers().filter(|(_, own)| which(own)).map(|(_, own)| own.session).collect()
     };
@@ -495,19 +507,21 @@ fn contenders(
         let least_ppm =
             if contend && before.contains_key(&id) { CONTENDS_PPM / 2 } else { CONTENDS_PPM };
         // An early limiter does not report what is done.
-        let may_overlap = !(session.together || session.frozen || session.launches == 0);
+        let elsewhere = session.together && !session.is_reference;
+        let may_overlap = !(elsewhere || session.frozen || session.launches == 0);
         if may_overlap && !apart.contains(&id) && session.wants.ppm >= least_ppm {
-            among.push((id, session.account.quota().priority));
+            among.push((id, session.account.quota().priority, session.together));
+            is_filled |= session.together;
             filled_ppm += fills.get(&id).copied().unwrap_or(0);
         }
     }
-    among.sort_unstable_by_key(|(id, _)| *id);
+    among.sort_unstable_by_key(|(id, ..)| *id);
     // Preferred sessions do not get slices.
-    let alike = among.iter().all(|(_, priority)| Some(*priority) == among.first().map(|it| it.1));
+    let alike = among.windows(2).all(|two| (two[0].1, two[0].2) == (two[1].1, two[1].2));
     // Those that do not fill the device together do not disturb each other.
-    let is_filled = filled_ppm >= DENSE_PPM;
+    is_filled |= filled_ppm >= DENSE_PPM;
     if among.len() > 1 && alike && is_filled {
-        among.into_iter().map(|(id, _)| id).collect()
+        among.into_iter().map(|(id, ..)| id).collect()
     } else {
         Vec::new()
     }

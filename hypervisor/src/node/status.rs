@@ -275,7 +275,10 @@ fn on_devices(
         let state = view.sessions.iter().find(|state| state.session == session.id)?;
         let waited_ns = session.served.get(uuid).map_or(0, |served| served.waited_ns);
         let known = on_device(*uuid, state, session.delivered(*uuid, Some(state)));
-        let sharing = view.way.as_ref().and_then(|chosen| sharing(chosen, session.id, now));
+        let on = |view: &DeviceView| sharing(view.way.as_ref()?, session.id, now);
+        // The ways of those that hold several devices together are compared on one of them, for all.
+        let all = session.together.contains_key(uuid).then_some(views).into_iter().flatten();
+        let sharing = on(view).or_else(|| all.filter_map(|(_, view)| on(view)).next());
         Some(SessionDevice { waited_us: waited_ns / 1_000, sharing, ..known })
     };
     views.iter().filter_map(on).collect()

@@ -49,7 +49,7 @@ SHARES = {"slicing": ["--policy", "none"], "fixed": ["--policy", "fixed", "--com
 # Until what was saved up is used: twice a period of 0.3 s.
 SETTLE_LIMITED = 1.0
 # Until the daemon has compared turns and overlap.
-SETTLE_COMPARED = 2.5
+SETTLE_COMPARED = 4.5
 NAMES = {"memory": "memory limit only", "100": "100 %", "50": "50 %", "slicing": "sliced", "fixed": "50/50 fixed", "balance": "50/50 balance"}
 SIMULATED = ("ddp", "tensor", "pipeline", "collectives", "threads")
 

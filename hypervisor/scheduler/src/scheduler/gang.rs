@@ -11,14 +11,17 @@
 //!   that ask later join. The window is extended if that is possible on all devices.
 //! * A gang that leaves all of its devices idle part of the time is **sparse**. Like any sparse worker it takes no
 //!   turns with single workers: it holds leases beside them, always on all of its devices, and nothing is reserved for
-//!   it. It takes turns with other gangs and, if it needs more than its
-//!   share, with single workers that fill a device, because slicing serves collectives badly.
+//!   it. If it needs more than its share, it takes turns with single workers that fill a device.
+//! * Gangs take turns with other gangs, because slicing serves collectives badly. If all that use their devices are
+//!   gangs with the same ones, the first of these is the **reference**: turns and leases at once are compared there
+//!   ([`crate::way`]), and the gangs share all of their devices in the way that is chosen.
 //!
 //! Dense gangs begin in the order in which they became due, and a waiting gang excludes later ones from its devices. So
 //! no two gangs wait for each other, and none waits for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::density::Sharing;
 use crate::scheduler::together::Offer;
 use crate::scheduler::{Reserved, Scheduler};
 use crate::types::{Grant, LeaseId, SessionId, WorkerId};
@@ -99,6 +102,7 @@ impl<D: Copy + Ord> Gangs<D> {
             scheduler.set_together(session, is_gang && devices.contains(&device));
             // Set again by the next decision, if the session is still a gang.
             scheduler.set_among_dense(session, false);
+            scheduler.share_as(session, None);
             scheduler.reserved = None;
         }
         if !is_gang {
@@ -156,10 +160,11 @@ impl<D: Copy + Ord> Gangs<D> {
     }
 
     /// Decides which gangs take turns: those that fill a device, and those that would hold beside another gang or, with
-    /// more than their share, beside a worker that fills a device. Slicing serves collectives badly: one gang's
-    /// collective spins here, the other's there, and each waits for a time slice on all devices.
+    /// more than their share, beside a worker that fills a device, unless it was measured that more gets done at once.
+    /// Slicing serves collectives badly: one gang's collective spins here, the other's there, and each waits for a time
+    /// slice on all devices.
     fn classify(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
-        let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
+        let mut active: Vec<(SessionId, BTreeSet<D>, BTreeSet<D>)> = Vec::new();
         for (&session, gang) in &self.0 {
             let used = gang.used(session, schedulers, now);
             // A window ends on all devices at once. So a gang's turns are as long as the shortest rounds of its devices
@@ -170,21 +175,31 @@ impl<D: Copy + Ord> Gangs<D> {
                 of_mut(&used, schedulers)
                     .for_each(|(_, scheduler)| scheduler.set_longest_round(session, shortest));
             }
-            active.push((session, used));
+            active.push((session, used, gang.devices.clone()));
         }
         for (&session, gang) in &mut self.0 {
-            let meets = |(other, used): &(SessionId, BTreeSet<D>)| {
+            let mut met = active.iter().filter(|(other, used, _)| {
                 *other != session && !used.is_disjoint(&gang.devices)
-            };
+            });
             let own = || of(&gang.devices, schedulers);
             let fills = own().any(|scheduler| scheduler.is_filled_by(session));
-            let among_dense = active.iter().any(meets)
+            let among_dense = met.clone().next().is_some()
                 || own().any(|scheduler| scheduler.is_crowded_for(session, now));
-            gang.dense = fills || among_dense;
+            let compares = met.all(|(.., devices)| *devices == gang.devices)
+                && own().all(|scheduler| scheduler.is_only_for_gangs(session, now));
+            let mut all = of_mut(&gang.devices, schedulers);
+            let reference = all.next().map(|(_, scheduler)| scheduler);
+            let sharing = reference.and_then(|scheduler| scheduler.set_reference(session, compares));
+            all.for_each(|(_, scheduler)| {
+                scheduler.set_reference(session, false);
+                scheduler.share_as(session, sharing);
+            });
+            let at_once = sharing == Some(Sharing::Overlap);
+            gang.dense = !at_once && (fills || among_dense);
             for (_, scheduler) in of_mut(&gang.devices, schedulers) {
                 // The session may have been forgotten there and added again.
                 scheduler.set_together(session, true);
-                scheduler.set_among_dense(session, among_dense);
+                scheduler.set_among_dense(session, among_dense && !at_once);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! One device's part of a gang. [`crate::Gangs`] decides for all devices of the gang at once when it gets leases, and
 //! uses these methods.
 
-use crate::roster::Worker;
+use crate::density::Sharing;
+use crate::roster::{Session, Worker};
 use crate::scheduler::Scheduler;
 use crate::scheduler::decision::Longer;
 use crate::spare;
@@ -33,16 +34,10 @@ impl Scheduler {
         self.rounds.look_again();
     }
 
-    /// The workers of the session that have used the device: each process of a session is known on all of its devices.
-    fn users(&self, session: SessionId) -> impl Iterator<Item = &Worker> {
-        let members = self.roster.members(session).map(|(_, worker)| worker);
-        members.filter(|own| own.held.is_some() || own.charged_ns > 0)
-    }
-
     /// Whether a worker of the session fills the device by itself. Only workers that have used the device count, if
     /// there are any.
     pub(crate) fn is_filled_by(&self, session: SessionId) -> bool {
-        let mut users = self.users(session).peekable();
+        let mut users = self.roster.users(session).peekable();
         users.peek().is_none() || users.any(|worker| worker.density.fills())
     }
 
@@ -55,8 +50,29 @@ impl Scheduler {
                 && !self.roster.is_of_several(id)
                 && self.roster.is_active(other.session, now)
         };
-        self.users(session).any(|worker| worker.density.assumed_ppm() > u64::from(share))
+        self.roster.users(session).any(|worker| worker.density.assumed_ppm() > u64::from(share))
             && self.roster.workers().any(fills_it)
+    }
+
+    /// Whether everybody who wants the device holds several, and the session's reports count.
+    pub(crate) fn is_only_for_gangs(&self, session: SessionId, now: u64) -> bool {
+        let single = |(id, own): (SessionId, &Session)| {
+            !own.together && self.roster.is_active(id, now)
+        };
+        let mut members = self.roster.members(session);
+        !members.any(|(_, own)| own.density.is_distrusted()) && !self.roster.sessions().any(single)
+    }
+
+    /// Sets whether the session's ways to share are compared on this device. Returns the way in which it now shares.
+    pub(crate) fn set_reference(&mut self, session: SessionId, yes: bool) -> Option<Sharing> {
+        let own = self.roster.session_mut(session)?;
+        own.is_reference = yes;
+        self.roster.users(session).find_map(|worker| worker.density.sharing()).filter(|_| yes)
+    }
+
+    /// Makes the session share this device as its reference.
+    pub(crate) fn share_as(&mut self, session: SessionId, sharing: Option<Sharing>) {
+        self.roster.members_mut(session).for_each(|worker| worker.density.share(sharing));
     }
 
     /// Sets the longest rounds in which the session takes part.

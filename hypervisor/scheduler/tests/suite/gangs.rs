@@ -1,9 +1,10 @@
 //! Sessions that hold several devices together, beside others, under a virtual clock.
 
+use limits::ComputeLimit;
 use proptest::prelude::*;
-use scheduler::SessionId;
+use scheduler::{SessionId, Way};
 
-use crate::simulation::node::{Node, Player, near, player, run, sparse, worker};
+use crate::simulation::node::{Node, Player, WHOLE, near, player, run, sparse, worker};
 use crate::simulation::{MS, SECOND};
 
 #[test]
@@ -95,6 +96,43 @@ fn sparse_gangs_take_turns_with_each_other() {
             assert!(rates.iter().sum::<u64>() > 940_000, "{use_ppm} {rates:?}");
         }
     }
+}
+
+/// On all of their devices, whichever of them the ways were compared on.
+#[test]
+fn gangs_with_gaps_hold_at_once_unless_their_collectives_spin() {
+    let quota = ComputeLimit::balance(500_000, 1);
+    for use_ppm in [350_000, 650_000] {
+        let job = Player { quota, ..sparse(&[0, 1], 500_000, use_ppm) };
+        let (mut node, rates) = run(&[job.clone(), job.clone()]);
+        let least = (WHOLE * 95 / 100 * WHOLE / 2 / use_ppm).min(WHOLE * 95 / 100);
+        assert!(rates.iter().all(|&rate| rate >= least), "{use_ppm} {rates:?}");
+        assert_eq!(node.ways(), [Some(Way::Overlap), None]);
+        let spins = Player { spins: true, ..job };
+        let (mut node, rates) = run(&[spins.clone(), spins]);
+        near(&rates, &[500_000; 2], 3);
+        assert!(rates.iter().sum::<u64>() > 940_000, "{use_ppm} {rates:?}");
+        assert_eq!(node.ways(), [Some(Way::Turns), None]);
+    }
+    let fills = Player { quota, ..player(&[0, 1], 500_000) };
+    let (mut node, rates) = run(&[fills.clone(), fills]);
+    assert!(rates.iter().sum::<u64>() > 960_000, "{rates:?}");
+    assert_eq!(node.ways(), [Some(Way::Turns), None]);
+}
+
+/// Others on one of the devices end it at once.
+#[test]
+fn gangs_that_hold_at_once_take_turns_again_when_a_single_worker_comes() {
+    let quota = ComputeLimit::balance(400_000, 1);
+    let job = Player { quota, ..sparse(&[0, 1], 400_000, 600_000) };
+    let late = Player { from: 5 * SECOND, ..player(&[1], 200_000) };
+    let mut node = Node::new(&[job.clone(), job, late], true);
+    node.rates(3 * SECOND);
+    assert_eq!(node.ways(), [Some(Way::Overlap), None]);
+    node.rates(3 * SECOND);
+    assert_eq!(node.ways(), [None, None]);
+    let rates = node.rates(10 * SECOND);
+    assert!(rates[2] > 180_000 && rates[0] > 370_000 && rates[1] > 370_000, "{rates:?}");
 }
 
 /// A sparse one takes turns with a dense one, and with single workers that fill a device if it needs more than its share.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use limits::ComputeLimit;
-use scheduler::{Gangs, Grant, LeaseId, Scheduler, SessionId, Told, WorkerId};
+use scheduler::{Gangs, Grant, LeaseId, Scheduler, SessionId, Told, Way, WorkerId};
 
 use super::{MS, SECOND};
 
@@ -25,6 +25,8 @@ pub(crate) struct Player {
     pub(crate) spins: bool,
     /// On its last device it wants something for this long only, and then rests as long.
     pub(crate) last_rests_every: Option<u64>,
+    /// Before this it wants nothing (ns).
+    pub(crate) from: u64,
 }
 
 pub(crate) fn player(devices: &[u32], share_ppm: u32) -> Player {
@@ -35,6 +37,7 @@ pub(crate) fn player(devices: &[u32], share_ppm: u32) -> Player {
         use_ppm: WHOLE,
         spins: false,
         last_rests_every: None,
+        from: 0,
     }
 }
 
@@ -120,7 +123,15 @@ impl Node {
     fn wants(&self, session: u64, device: u32) -> bool {
         let player = &self.players[session as usize];
         let is_last = player.devices.last() == Some(&device);
-        player.last_rests_every.is_none_or(|every| !is_last || (self.now / every).is_multiple_of(2))
+        let comes = self.now >= player.from;
+        comes && player.last_rests_every.is_none_or(|every| !is_last || (self.now / every).is_multiple_of(2))
+    }
+
+    /// In which way the sessions share each device.
+    pub(crate) fn ways(&mut self) -> Vec<Option<Way>> {
+        let now = self.now;
+        let way = |device: &mut Scheduler| Some(device.view(now).way?.way);
+        self.schedulers.values_mut().map(way).collect()
     }
 
     fn take(&mut self, device: u32, grant: Grant) {
