@@ -123,8 +123,7 @@ impl Order {
     /// Sets the length of its rounds. Returns whether it has changed.
     pub(crate) fn set_round(&mut self, round_ns: u64, priority: Priority) -> bool {
         let round_ns = match priority {
-            // A turn must not exceed what may be saved up.
-            Priority::High => round_ns.min(self.longest_round_ns).min(self.handover.period_ns()),
+            Priority::High => round_ns.min(self.longest_round_ns),
             Priority::Low => turns::low_priority_round_ns(self.share_ppm),
         };
         core::mem::replace(&mut self.round_ns, round_ns) != round_ns

@@ -48,22 +48,20 @@ impl Rounds {
 
 /// The sessions that take turns now.
 fn taking_turns(roster: &Roster, now: u64) -> TakingTurns {
-    let (mut handover, mut cheapest) = (Handover::InStream, Handover::Together);
-    let (mut sessions, mut queued_ns) = (BTreeSet::new(), u64::MAX);
+    let (mut sessions, mut handover, mut queued_ns) =
+        (BTreeSet::new(), Handover::InStream, u64::MAX);
     for (_, worker) in roster.workers().filter(|(_, own)| own.is_active_within(PERIOD_NS, now)) {
         queued_ns = queued_ns.min(worker.queued_ns);
         let together = roster.session(worker.session).is_some_and(|own| own.together);
         // A gang waits for a whole turn, sparse or not.
         if together || worker.is_dense() {
             sessions.insert(worker.session);
-            let own = if together { Handover::Together } else { worker.handover };
-            handover = handover.max(own);
-            cheapest = cheapest.min(own);
+            handover = handover.max(if together { Handover::Together } else { worker.handover });
         }
     }
     let accounts = sessions.iter().filter_map(|&session| roster.account(session));
     let shares = accounts.map(|account| u64::from(account.order().share_ppm()));
     let (sum_ppm, least_ppm) = (shares.clone().sum(), shares.min().unwrap_or(0));
     let sessions = sessions.len() as u64;
-    TakingTurns { sessions, sum_ppm, least_ppm, handover, cheapest, queued_ns }
+    TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns }
 }

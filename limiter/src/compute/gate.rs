@@ -175,7 +175,7 @@ impl Gate {
     pub(super) fn leave_streams(&self) {
         let in_stream = || self.lanes().iter().any(|lane| lane.is_in_stream());
         if let Some(gate) =
-            self.stream_gate().filter(|_| self.device_lanes.are_crowded() && !in_stream())
+            self.stream_gate().filter(|_| self.device_lanes.holds_no_more() && !in_stream())
         {
             // For a lane that is being made at this moment.
             gate.leave_open();

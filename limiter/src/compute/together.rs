@@ -4,6 +4,7 @@
 //! page grants the device's leases of the own account, and says what may still be launched after a lease has ended.
 
 use super::clock;
+use super::fast_path::FAST_PATH;
 use super::gate::Gate;
 use crate::ledger::DeviceLedger;
 use crate::report;
@@ -236,6 +237,9 @@ impl Gate {
         let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return false };
         let Some(page) = set.ledger.page() else { return false };
         set.own.is_used(page, self.share_ppm());
+        if !FAST_PATH.has_one_place() {
+            self.device_lanes.hold_no_more();
+        }
         let mut ahead = 0_u64;
         self.device_lanes.each(|lane| ahead = ahead.wrapping_add(lane.collectives_ahead()));
         set.own.ends_batch(page, ahead)

@@ -63,8 +63,16 @@ COLLECTIVE = b"""
     ret;
 }
 """
-# Kernels before each collective, their length, collectives in a step, and whether the host waits for each step.
-KINDS = {"ddp": (20, 250, 1, False), "tensor": (1, 100, 8, True), "pipeline": (10, 100, 1, False), "collectives": (4, 50, 5, False), "threads": (4, 100, 1, False)}
+# Kernels before each collective, their length, collectives in a step, whether the host waits for each step, and whether
+# collectives have a stream of their own.
+KINDS = {
+    "ddp": (20, 250, 1, False, False),
+    "tensor": (1, 100, 8, True, False),
+    "pipeline": (10, 100, 1, False, False),
+    "collectives": (4, 50, 5, False, False),
+    "threads": (4, 100, 1, False, False),
+    "jax": (4, 100, 8, False, True),
+}
 
 
 @dataclasses.dataclass
@@ -85,12 +93,22 @@ def rank(kind, _, world, device, job=None):
     """`job`: a number that the ranks have in common."""
     job = zlib.crc32(os.environ["GPU_PROOF_LINK"].encode()) if job is None else job
     driver = gpu.Driver(device)
-    count, us, times, waits = KINDS[kind]
+    count, us, times, waits, apart = KINDS[kind]
     spin, module, function = gpu.Spin(driver, us, 1), ctypes.c_void_p(), ctypes.c_void_p()
     driver.call("cuModuleLoadData", module, COLLECTIVE)
     driver.call("cuModuleGetFunction", function, module, b"ncclTogether")
     values = [ctypes.c_uint64(50_000), ctypes.c_uint64(job << 32), ctypes.c_uint64(world)]
     pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(one) for one in values))
+    stream, events = ctypes.c_void_p(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    if apart:
+        driver.call("cuStreamCreate", ctypes.byref(stream), 1)
+        for event in events:
+            driver.call("cuEventCreate", ctypes.byref(event), 2)
+
+    def follow(event, one, other):
+        """Makes a stream wait for what is in another one."""
+        driver.call("cuEventRecord", event, one)
+        driver.call("cuStreamWaitEvent", other, event, 0)
 
     def step():
         for _ in range(times):
@@ -98,7 +116,11 @@ def rank(kind, _, world, device, job=None):
                 spin.launch()
             # Another group each time.
             values[1].value += 1
-            driver.call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, pointers, None)
+            if apart:
+                follow(events[0], None, stream)
+            driver.call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, pointers, None)
+            if apart:
+                follow(events[1], stream, None)
         if waits:
             driver.call("cuCtxSynchronize")
 

@@ -51,7 +51,7 @@ SETTLE_LIMITED = 1.0
 # Until the daemon has compared turns and overlap.
 SETTLE_COMPARED = 4.5
 NAMES = {"memory": "memory limit only", "100": "100 %", "50": "50 %", "slicing": "sliced", "fixed": "50/50 fixed", "balance": "50/50 balance"}
-SIMULATED = ("ddp", "tensor", "pipeline", "collectives", "threads")
+SIMULATED = ("ddp", "tensor", "pipeline", "collectives", "threads", "jax")
 
 
 def seconds(settings):

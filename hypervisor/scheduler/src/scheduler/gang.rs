@@ -178,9 +178,9 @@ impl<D: Copy + Ord> Gangs<D> {
             active.push((session, used, gang.devices.clone()));
         }
         for (&session, gang) in &mut self.0 {
-            let mut met = active.iter().filter(|(other, used, _)| {
-                *other != session && !used.is_disjoint(&gang.devices)
-            });
+            let mut met = active
+                .iter()
+                .filter(|(other, used, _)| *other != session && !used.is_disjoint(&gang.devices));
             let own = || of(&gang.devices, schedulers);
             let fills = own().any(|scheduler| scheduler.is_filled_by(session));
             let among_dense = met.clone().next().is_some()
@@ -189,7 +189,8 @@ impl<D: Copy + Ord> Gangs<D> {
                 && own().all(|scheduler| scheduler.is_only_for_gangs(session, now));
             let mut all = of_mut(&gang.devices, schedulers);
             let reference = all.next().map(|(_, scheduler)| scheduler);
-            let sharing = reference.and_then(|scheduler| scheduler.set_reference(session, compares));
+            let sharing =
+                reference.and_then(|scheduler| scheduler.set_reference(session, compares));
             all.for_each(|(_, scheduler)| {
                 scheduler.set_reference(session, false);
                 scheduler.share_as(session, sharing);

@@ -56,9 +56,8 @@ impl Scheduler {
 
     /// Whether everybody who wants the device holds several, and the session's reports count.
     pub(crate) fn is_only_for_gangs(&self, session: SessionId, now: u64) -> bool {
-        let single = |(id, own): (SessionId, &Session)| {
-            !own.together && self.roster.is_active(id, now)
-        };
+        let single =
+            |(id, own): (SessionId, &Session)| !own.together && self.roster.is_active(id, now);
         let mut members = self.roster.members(session);
         !members.any(|(_, own)| own.density.is_distrusted()) && !self.roster.sessions().any(single)
     }

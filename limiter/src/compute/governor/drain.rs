@@ -71,6 +71,8 @@ struct Ending {
     /// The progress when work was last seen to be done, and since when it has not changed.
     done: u64,
     since: u64,
+    /// When devices that are used together had last begun different numbers of collectives (ns).
+    uneven_at: u64,
     /// How long work may stand still (ns).
     patience: u64,
     was_stuck: bool,
@@ -197,7 +199,12 @@ impl Tenure {
             return false;
         }
         let still_ns = now.saturating_sub(end.since);
-        if !self.is_uneven(end.begun) && waits_for_held_work(gate, lanes, still_ns) {
+        if self.is_uneven(end.begun) {
+            end.uneven_at = now;
+        }
+        // A collective that the last device has just begun goes on from here.
+        let even_ns = now.saturating_sub(end.since.max(end.uneven_at));
+        if waits_for_held_work(gate, lanes, even_ns) {
             return true;
         }
         let called = end.called.max(end.since);

@@ -52,7 +52,7 @@ impl Node {
     /// A shell script in a session of its own; `None`: without a compute limit.
     fn session(&self, compute: Option<u32>, script: &str) -> Running {
         let mut command: Command = self.stage.native(built("sluice"));
-        command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string());
+        command.env("SLUICE_FAKE_DEVICES", DEVICES.to_string()).env("SLUICE_LOG", "info");
         command.args(["run", "--fake-gpu", "--daemon"]);
         match self.daemon {
             Some(_) => command.arg(self.socket()),
@@ -225,12 +225,15 @@ fn many_short_collectives() {
     within("the second", second, native, LEAST, 0.56);
 }
 
+/// Its threads wait at the gates: if its streams did, a thread would be missing on one device while it waits for room on
+/// the other.
 #[test]
 fn so_has_one_process_with_two_devices() {
     let native = native();
     for with_daemon in [false, true] {
         let mut node = Node::new(with_daemon);
         let half = node.process(Some(50), 2000).end();
+        assert!(half.stderr.contains("its thread does: no stream of its device"), "{half:#?}");
         within(&format!("50 %, daemon {with_daemon}"), half, native, 0.4, 0.55);
     }
 }

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, balance_for};
-use limits::turns::{self, Handover, Mean, ratio_ppm};
+use limits::turns::{self, Handover, Mean, PERIOD_NS, ratio_ppm};
 use limits::units::PPM_ONE;
 
 /// The shortest lease for a process that joins a sibling's lease.
@@ -108,7 +108,7 @@ impl Ledger<'_> {
         let share = self.share();
         let several = self.0.is_of_several();
         let handover = self.handover();
-        let wanted = turns::entry_ns(share, handover.period_ns(), handover);
+        let wanted = turns::entry_ns(share, PERIOD_NS, handover);
         let joining = self.0.holders.load(Relaxed) > 0;
         // A dense process does not take the rest of a sibling's lease: such rests would give it next to nothing.
         let dense = self.slot(slot).is_some_and(is_dense);

@@ -88,7 +88,7 @@ fn two(shares: [u32; 2]) -> (tempfile::TempDir, [Device; 2], u64) {
 #[test]
 fn leases_have_one_end_and_the_least_share() {
     let (_dir, [first, second], now) = two([500_000, 250_000]);
-    // A quarter of two periods of 300 ms has been saved up, and lasts a third longer.
+    // A quarter of two periods of 100 ms has been saved up, and lasts a third longer.
     let Turn::Granted(length) = first.begin(now) else { panic!() };
     assert_eq!(length, 30 * MS);
     assert_eq!(second.begin(now + 5 * MS), Turn::Granted(25 * MS));
@@ -105,7 +105,7 @@ fn leases_have_one_end_and_the_least_share() {
             _ => break,
         }
     }
-    assert!((195 * MS..=205 * MS).contains(&(end - now)), "{}", end - now);
+    assert!((65 * MS..=70 * MS).contains(&(end - now)), "{}", end - now);
     first.end(end, MS);
     // A lease that is only draining is not joined.
     assert!(matches!(first.begin(end), Turn::In(_)));

@@ -124,7 +124,10 @@ impl Node {
         let player = &self.players[session as usize];
         let is_last = player.devices.last() == Some(&device);
         let comes = self.now >= player.from;
-        comes && player.last_rests_every.is_none_or(|every| !is_last || (self.now / every).is_multiple_of(2))
+        comes
+            && player
+                .last_rests_every
+                .is_none_or(|every| !is_last || (self.now / every).is_multiple_of(2))
     }
 
     /// In which way the sessions share each device.
@@ -191,6 +194,9 @@ impl Node {
         scheduler.report(id, held.lease, told, now).unwrap();
         if done {
             self.held.remove(&(session, device));
+            if wants {
+                scheduler.ask(id, now).unwrap();
+            }
             return;
         }
         let lease = (id, held.lease);

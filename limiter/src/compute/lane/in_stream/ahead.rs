@@ -92,19 +92,23 @@ impl Lane {
     /// lane's stream waits for what the program does after further launches: work held behind such a wait would block
     /// the program. `None`: the gate stays in the stream.
     fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
-        let crowded = gate.device_lanes.are_crowded();
+        let holds_no_more = gate.device_lanes.holds_no_more();
         let waits_for_program = || gate.seen.stall.has_been() && self.has_unfinished_waits();
-        if !(crowded || waits_for_program()) {
+        let why = if holds_no_more {
+            "no stream of its device may be held any more"
+        } else if waits_for_program() {
+            "its work waits for the program's next launches"
+        } else {
             return None;
-        }
+        };
         let _ = self.cover();
         let done = self.see_done(own);
         if !own.has_wait() && done == self.batches.recorded() {
-            self.deny(own);
+            self.deny(own, format_args!("{why}"));
             return Some(Ahead::OnThread);
         }
         let goes_on = done == own.stuck_at.load(Relaxed) || self.is_stalled(gate);
-        (crowded && !goes_on).then_some(Ahead::Full)
+        (holds_no_more && !goes_on).then_some(Ahead::Full)
     }
 
     fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
@@ -165,7 +169,7 @@ impl Lane {
             let is_useless = !own.proven.load(Relaxed) && is_empty && self.see_done(own) == done;
             if is_useless || has_failed(found) {
                 USELESS.fetch_or(is_useless, Relaxed);
-                self.deny(own);
+                self.deny(own, format_args!("it does not execute what it is told ({found:?})"));
                 return;
             }
             own.stuck_at.store(done, Relaxed);

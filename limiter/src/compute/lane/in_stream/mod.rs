@@ -20,6 +20,7 @@ use super::order::Order;
 use super::turnstile::Turnstile;
 use super::{AT_ONCE, Lane};
 use core::ffi::c_uint;
+use core::fmt::Arguments;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use driver::cuda::{DevicePtr, STREAM_WAIT_VALUE_AND, Stream, StreamOperation};
@@ -223,8 +224,9 @@ impl Lane {
             StreamOperation::write(own.begun.at, own.begun.of(number)),
         ];
         let count = operations.len() as c_uint;
-        if !driver_calls::stream_operations(stream, count, operations.as_mut_ptr(), 0).is_ok() {
-            self.deny(own);
+        let put = driver_calls::stream_operations(stream, count, operations.as_mut_ptr(), 0);
+        if !put.is_ok() {
+            self.deny(own, format_args!("the driver refuses a wait ({put:?})"));
             return Ahead::OnThread;
         }
         passing.begin(own.done.at, own.done.of(number));
@@ -287,12 +289,12 @@ impl Lane {
     }
 
     /// Moves the lane's gate to the thread for good.
-    fn deny(&self, own: &InStream) {
+    fn deny(&self, own: &InStream, why: Arguments<'_>) {
         own.denied.store(true, Relaxed);
         own.waits.store(false, Release);
         let _ = self.batches.are_done_to(self.batches.recorded());
         self.count.most_ns.store(0, Relaxed);
-        tracing::info!("a stream cannot wait for its gate, so its thread waits");
+        tracing::info!("a stream does not wait for its gate, its thread does: {why}");
     }
 
     /// The last batch with a wait: the one that no mark covers yet, or the one before. The launch behind the wait is
