@@ -104,13 +104,22 @@ impl Scheduler {
         // Time that the report leaves out is silence.
         let silent = measured.saturating_sub(said.told.held_ns);
         let silent = silent.saturating_sub(MESSAGE_NS.min(measured / 4));
-        let said_ns = if shared { said.calibrated_ns } else { said.alone_ns };
-        let said_ns = said_ns.saturating_add(silent);
+        let said_ns = match self.roster.worker(worker) {
+            // A gang excludes others from all of its devices, whichever of them works, unless they hold at once. What
+            // it says tells nothing: its work waits for other devices.
+            Some(own)
+                if self.roster.is_of_several(worker)
+                    && (!shared || own.density.is_chosen_to_overlap()) =>
+            {
+                measured / (held.company.others + 1)
+            }
+            _ if shared => said.calibrated_ns.saturating_add(silent),
+            _ => said.alone_ns.saturating_add(silent),
+        };
         let charged_ns = if held.phase.revoked {
             // Others went on without this worker, so its report about that time does not count.
             held.unreported_ns(now)
-        } else if self.trust.is_found_out(session) || !shared && self.roster.is_of_several(worker) {
-            // A gang excludes others from all of its devices, whichever of them works.
+        } else if self.trust.is_found_out(session) {
             measured
         } else {
             said_ns

@@ -107,17 +107,17 @@ fn gangs_with_gaps_hold_at_once_unless_their_collectives_spin() {
         let (mut node, rates) = run(&[job.clone(), job.clone()]);
         let least = (WHOLE * 95 / 100 * WHOLE / 2 / use_ppm).min(WHOLE * 95 / 100);
         assert!(rates.iter().all(|&rate| rate >= least), "{use_ppm} {rates:?}");
-        assert_eq!(node.ways(), [Some(Way::Overlap), None]);
+        assert_eq!(node.ways(), [Some((Way::Overlap, 2)), None]);
         let spins = Player { spins: true, ..job };
         let (mut node, rates) = run(&[spins.clone(), spins]);
         near(&rates, &[500_000; 2], 3);
         assert!(rates.iter().sum::<u64>() > 940_000, "{use_ppm} {rates:?}");
-        assert_eq!(node.ways(), [Some(Way::Turns), None]);
+        assert_eq!(node.ways(), [Some((Way::Turns, 0)), None]);
     }
     let fills = Player { quota, ..player(&[0, 1], 500_000) };
     let (mut node, rates) = run(&[fills.clone(), fills]);
     assert!(rates.iter().sum::<u64>() > 960_000, "{rates:?}");
-    assert_eq!(node.ways(), [Some(Way::Turns), None]);
+    assert_eq!(node.ways(), [Some((Way::Turns, 0)), None]);
 }
 
 /// Others on one of the devices end it at once.
@@ -128,7 +128,7 @@ fn gangs_that_hold_at_once_take_turns_again_when_a_single_worker_comes() {
     let late = Player { from: 5 * SECOND, ..player(&[1], 200_000) };
     let mut node = Node::new(&[job.clone(), job, late], true);
     node.rates(3 * SECOND);
-    assert_eq!(node.ways(), [Some(Way::Overlap), None]);
+    assert_eq!(node.ways(), [Some((Way::Overlap, 2)), None]);
     node.rates(3 * SECOND);
     assert_eq!(node.ways(), [None, None]);
     let rates = node.rates(10 * SECOND);

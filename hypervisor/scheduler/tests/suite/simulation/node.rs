@@ -130,10 +130,12 @@ impl Node {
                 .is_none_or(|every| !is_last || (self.now / every).is_multiple_of(2))
     }
 
-    /// In which way the sessions share each device.
-    pub(crate) fn ways(&mut self) -> Vec<Option<Way>> {
+    /// In which way the sessions share each device, and since which second.
+    pub(crate) fn ways(&mut self) -> Vec<Option<(Way, u64)>> {
         let now = self.now;
-        let way = |device: &mut Scheduler| Some(device.view(now).way?.way);
+        let way = |device: &mut Scheduler| {
+            device.view(now).way.map(|chosen| (chosen.way, chosen.since / SECOND))
+        };
         self.schedulers.values_mut().map(way).collect()
     }
 
