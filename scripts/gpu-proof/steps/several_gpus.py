@@ -244,9 +244,14 @@ def beside(proof, rows, case, programs, ways, socket):
                 for found, rate, base in zip(ratios[way], rates, alone):
                     found.append(rate / base)
     finally:
+        sums = [sum(median_and_interval(one)[0] for one in ratios[way]) for way in ways if way != "balance" and ratios[way][0]]
+        better = max(sums, default=LEAST_SUM) - TOLERANCE
         for way in ways:
             if way == "slicing":
                 note(proof, rows, case, way, ratios[way], None, "reported")
+            elif way == "balance":
+                wanted = f"each at least {0.5 - TOLERANCE:.2f}, sum at least {better:.3f}"
+                note(proof, rows, case, way, ratios[way], lambda each: min(each) >= 0.5 - TOLERANCE and sum(each) >= better, wanted, charges.get(way, ""))
             elif len(programs) == 2:
                 note(proof, rows, case, way, ratios[way], fair, f"each within {TOLERANCE} of 0.5, sum {LEAST_SUM}", charges.get(way, ""))
             else:
