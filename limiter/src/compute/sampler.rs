@@ -25,6 +25,10 @@ const DEAREST_PAIR_NS: u64 = 4_000;
 /// devices where an empty pair costs 1.2 us and on others of the same model where it costs 2.9 us. Where pairs cost
 /// next to nothing, launches do too.
 const LAUNCH_NS: u64 = 1_250;
+/// Launches of work that takes less than this do not follow each other without a gap: a launch takes PyTorch's threads
+/// as long. Their gaps are others' to use, so what launches cost is not charged. A training of such work was charged for
+/// 1.6 times what it uses.
+const WITHOUT_GAP_NS: u64 = 16_000;
 /// Assumed upper bound for what a wait that delays nothing costs the device between two events.
 const DEAREST_IDLE_WAIT_NS: u64 = 1_000;
 /// An empty pair is measured once per this many samples.
@@ -96,17 +100,18 @@ struct Use {
     guess: Option<Guess>,
     /// How long the launch took on the host, if the stream was idle and not held.
     idle_ns: Option<u64>,
-    /// Whether it was a launch to an idle stream. Between two launches in a row nobody else can use the device, so
-    /// those are charged for what they cost it.
-    on_idle: bool,
+    transfer: bool,
     alone: bool,
 }
 
 impl Use {
-    /// The part of the measured time that is not charged, if an empty pair costs `empty_ns`.
-    fn not_charged(&self, empty_ns: u64) -> u64 {
-        let launch_ns = if self.on_idle { LAUNCH_NS.min(empty_ns / 8 * 7) } else { 0 };
-        self.idle_ns.unwrap_or(empty_ns) + launch_ns
+    /// What is charged of the measured time, if an empty pair costs `empty_ns`. Between two launches without a gap
+    /// nobody else can use the device, so what a launch costs is part of it.
+    fn charged_ns(&self, elapsed_ns: u64, empty_ns: u64) -> u64 {
+        let ns = elapsed_ns.saturating_sub(self.idle_ns.unwrap_or(empty_ns));
+        let has_gaps = !self.transfer && ns < WITHOUT_GAP_NS;
+        let launch_ns = if has_gaps { LAUNCH_NS.min(empty_ns / 8 * 7) } else { 0 };
+        ns.saturating_sub(launch_ns).max(1)
     }
 }
 
@@ -126,8 +131,6 @@ pub(super) struct Started<'lane> {
     pair: usize,
     /// When the first event was recorded, if the stream was idle and is not held.
     idle_since: Option<u64>,
-    /// Whether the stream had no work queued.
-    was_idle: bool,
     guess: Option<Guess>,
     transfer: bool,
     alone: bool,
@@ -157,15 +160,14 @@ impl Sampler {
             let transfer = work.may_block();
             let Place { stream, context, gate } = place;
             let pair = within(context, || self.free_pair())??;
-            let was_idle = driver_calls::stream_query(stream).is_ok();
             let held = if transfer { None } else { hold.hold(stream, context, gate) };
-            let idle = held.is_none() && was_idle;
+            let idle = held.is_none() && driver_calls::stream_query(stream).is_ok();
             let empty = self.empty.of(alone);
             empty.used += u32::from(!idle);
             if !idle && (empty.count == 0 || empty.used > EMPTY_EVERY) {
                 empty.used = 0;
                 let what = Between::Nothing;
-                let use_ = Use { what, guess: None, idle_ns: None, on_idle: false, alone };
+                let use_ = Use { what, guess: None, idle_ns: None, transfer, alone };
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
@@ -173,7 +175,7 @@ impl Sampler {
                 return None;
             }
             let idle_since = idle.then(clock::now);
-            Some(Started { begun, pair, idle_since, was_idle, guess, transfer, alone, held })
+            Some(Started { begun, pair, idle_since, guess, transfer, alone, held })
         })
     }
 
@@ -184,8 +186,7 @@ impl Sampler {
         stream: Stream,
         estimate: &'static Estimate,
     ) {
-        let Started { begun: _, pair, idle_since, was_idle, guess, transfer, alone, held } =
-            started;
+        let Started { begun: _, pair, idle_since, guess, transfer, alone, held } = started;
         let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
         // If launches wait for their work, the call's own part of the time is unknown.
         let slowest = if hold::launches_wait() && !transfer { 0 } else { SLOWEST_LAUNCH_NS };
@@ -201,8 +202,7 @@ impl Sampler {
                 && held.is_none_or(|held| held.is_intact())
             {
                 let what = Between::Work(estimate);
-                let on_idle = was_idle && !transfer;
-                pair.use_ = Some(Use { what, guess, idle_ns, on_idle, alone });
+                pair.use_ = Some(Use { what, guess, idle_ns, transfer, alone });
             }
         });
     }
@@ -231,7 +231,8 @@ impl Sampler {
         let Some(pair) = self.pairs.get_mut(pair) else { return };
         if driver_calls::event_record(pair.end, stream).is_ok() {
             let what = Between::Wait(waits, waits.stand_for());
-            pair.use_ = Some(Use { what, guess: None, idle_ns: None, on_idle: false, alone: true });
+            pair.use_ =
+                Some(Use { what, guess: None, idle_ns: None, transfer: false, alone: true });
         }
     }
 
@@ -303,12 +304,9 @@ impl Sampler {
                     continue;
                 }
             };
-            let extra = use_.not_charged(empty.ns().unwrap_or(0));
-            tracing::trace!(
-                "sample: {elapsed} ns, {extra} of them not charged (idle: {})",
-                use_.on_idle
-            );
-            estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone, use_.guess);
+            let charged_ns = use_.charged_ns(elapsed, empty.ns().unwrap_or(0));
+            tracing::trace!("sample: {elapsed} ns, {charged_ns} of them charged");
+            estimate.add(charged_ns, use_.alone, use_.guess);
         }
     }
 

@@ -105,8 +105,8 @@ impl Scheduler {
         let silent = measured.saturating_sub(said.told.held_ns);
         let silent = silent.saturating_sub(MESSAGE_NS.min(measured / 4));
         let said_ns = match self.roster.worker(worker) {
-            // A gang excludes others from all of its devices, whichever of them works, unless they hold at once. What
-            // it says tells nothing: its work waits for other devices.
+            // A gang pays for what it keeps from others, whichever of its devices works; those that hold at once, for
+            // their part each. What they say tells little: their work waits for other devices.
             Some(own)
                 if self.roster.is_of_several(worker)
                     && (!shared || own.density.is_chosen_to_overlap()) =>

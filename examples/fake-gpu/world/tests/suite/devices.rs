@@ -34,16 +34,16 @@ const LONG: Program = Program::DataParallel { compute: 8 * MS, collective: MS };
 #[test]
 fn two_jobs_take_turns_on_both_devices() {
     for program in [SHORT, LONG] {
-        each_within(&[job(0..2, program), job(0..2, program)], 2, 436, 450);
+        each_within(&[job(0..2, program), job(0..2, program)], 2, 434, 450);
     }
 }
 
 /// A single job, beside another one, and beside jobs on two of its devices each.
 #[test]
 fn jobs_on_four_devices() {
-    each_within(&[job(0..4, LONG)], 4, 436, 450);
-    each_within(&[job(0..4, LONG), job(0..4, LONG)], 4, 436, 450);
-    each_within(&[job(0..2, LONG), job(2..4, LONG), job(0..4, LONG)], 4, 436, 450);
+    each_within(&[job(0..4, LONG)], 4, 434, 450);
+    each_within(&[job(0..4, LONG), job(0..4, LONG)], 4, 434, 450);
+    each_within(&[job(0..2, LONG), job(2..4, LONG), job(0..4, LONG)], 4, 434, 450);
 }
 
 #[test]
