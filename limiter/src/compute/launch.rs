@@ -111,8 +111,6 @@ impl Launch {
             if !is_open {
                 drop(launching);
                 self.wait_at_gate(call)?;
-                // While the gate was closed nothing could be done.
-                in_vain = None;
                 continue;
             }
             let Some(lane) = lane.as_deref() else { return Ok((launching, false)) };

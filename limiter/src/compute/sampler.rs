@@ -26,8 +26,7 @@ const DEAREST_PAIR_NS: u64 = 4_000;
 /// next to nothing, launches do too.
 const LAUNCH_NS: u64 = 1_250;
 /// Launches of work that takes less than this do not follow each other without a gap: a launch takes PyTorch's threads
-/// as long. Their gaps are others' to use, so what launches cost is not charged. A training of such work was charged for
-/// 1.6 times what it uses.
+/// as long. Their gaps are others' to use, so what launches cost is not charged.
 const WITHOUT_GAP_NS: u64 = 16_000;
 /// Assumed upper bound for what a wait that delays nothing costs the device between two events.
 const DEAREST_IDLE_WAIT_NS: u64 = 1_000;

@@ -46,7 +46,7 @@ fn without_the_operations_the_gate_is_on_the_thread() {
     let limited = outcome(command.args(["dense", "--kernel-us", "200", "--seconds", "3"]));
     assert_eq!(limited.code(), 0, "{limited:#?}");
     is_near(limited.percent(KERNEL_US), 50.0, 6.0, limited.busy, "gate on the thread");
-    assert!(limited.stderr.contains("a stream cannot wait for its gate"), "{limited:#?}");
+    assert!(limited.stderr.contains("its thread does: the driver refuses a wait"), "{limited:#?}");
 }
 
 /// A program that launches each step from two threads, and waits for another stream in it: work that has begun may wait

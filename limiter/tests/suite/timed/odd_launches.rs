@@ -79,7 +79,7 @@ fn streams_that_the_legacy_one_ties_together_are_not_held() {
         command.env(COMPUTE_LIMIT, first_device(50)).env(GATES, "stream").env("SLUICE_LOG", "info");
         let outcome = outcome(command.args([how, "1"]));
         assert_eq!(outcome.code(), 0, "{outcome:#?}");
-        outcome.stderr.contains("a stream cannot wait for its gate")
+        outcome.stderr.contains("its thread does: no stream of its device may be held")
     };
     assert!(is_on_thread("beside-legacy"));
     assert!(!is_on_thread("host-work"));
