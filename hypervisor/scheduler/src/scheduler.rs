@@ -78,6 +78,9 @@ impl Scheduler {
             return Ok(());
         };
         let before = present.account.most_ppm();
+        if *present.account.quota() != quota {
+            self.choice.begin_anew();
+        }
         present.account.set_quota(quota, now);
         if present.account.most_ppm() < before {
             self.stop_all_of(session, now);

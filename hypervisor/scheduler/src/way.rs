@@ -155,6 +155,11 @@ impl Choice {
         self.only = Some(way);
     }
 
+    /// Forgets what the ways gave: under other limits others are better.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.phase, self.contended_at) = (None, 0);
+    }
+
     /// The way that holds, if sessions contend.
     pub(crate) fn chosen(&self) -> Option<Chosen> {
         self.phase?;

@@ -63,6 +63,21 @@ fn what_a_program_does_now_counts() {
     assert_eq!(chosen(&mut simulation).way, Way::Turns);
 }
 
+/// Neither may have more than in turns, until both may.
+#[test]
+fn the_ways_are_compared_anew_under_other_limits() {
+    let gaps = Tenant::new(ComputeLimit::fixed(500_000), 650_000);
+    let mut simulation = after(&[gaps, gaps], 5);
+    assert_eq!(chosen(&mut simulation).way, Way::Turns);
+    let now = simulation.now;
+    for session in 0..2 {
+        let quota = ComputeLimit::balance(500_000, 1);
+        simulation.scheduler.set_session(scheduler::SessionId(session), quota, now).unwrap();
+    }
+    simulation.run_for(3 * SECOND);
+    assert_eq!(chosen(&mut simulation).way, Way::Overlap);
+}
+
 /// After each pause it is the same.
 #[test]
 fn nothing_is_learned_from_a_pause() {
