@@ -74,11 +74,12 @@ impl DeviceLanes {
     ///   could block another one behind it in the same queue, or make it wait for long, which costs other processes
     ///   their time ([`super::behind`]).
     /// * The process itself uses several devices together. The thread that waits for room on one of them is missing on
-    ///   the others (two JAX jobs on two devices got 0.61 of one's speed together, and 0.99 with gates on threads).
+    ///   the others (two JAX jobs on two devices got 0.61 of one's speed together, and 0.98 with gates on threads).
     pub(super) fn holds_no_more(&self) -> bool {
         self.holds_no_more.load(Ordering::Relaxed)
     }
 
+    /// Makes all streams go free for good.
     pub(super) fn hold_no_more(&self) {
         self.holds_no_more.store(true, Ordering::Relaxed);
     }

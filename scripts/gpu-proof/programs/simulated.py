@@ -71,7 +71,7 @@ KINDS = {
     "pipeline": (10, 100, 1, False, False),
     "collectives": (4, 50, 5, False, False),
     "threads": (4, 100, 1, False, False),
-    "jax": (4, 100, 8, False, True),
+    "jax": (2, 100, 16, False, True),
 }
 
 
